@@ -1,0 +1,139 @@
+"""What a backend is: it compiles instances and launches them; `run` turns one call of a kernel into its launches."""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DTYPES
+from ..errors import KernelError
+from ..kernel import Kernel, Parameter, PlannedLaunch
+from ..problem import Problem, c_values
+from ..source import Instance
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """Where a tensor is: address, shape, and strides in elements. Whoever makes one keeps the memory alive."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def is_contiguous(self) -> bool:
+        expected = 1
+        for size, step in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and step != expected and 0 not in self.shape:
+                return False
+            expected *= size
+        return True
+
+
+class _View(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_longlong * 5))
+
+
+class Arguments:
+    """The arguments of one launch as `cuLaunchKernel` wants them: an array of pointers to values kept alive here."""
+
+    def __init__(self, launch: PlannedLaunch, problem: Problem, tensors: Mapping[str, TensorRef]) -> None:
+        self.values = [self._value(p, launch, problem, tensors.get(p.name)) for p in launch.parameters]
+        self.sizes = [ctypes.sizeof(value) for value in self.values]
+        self._pointers = (ctypes.c_void_p * max(1, len(self.values)))(*map(ctypes.addressof, self.values))
+        self.address = ctypes.addressof(self._pointers)
+
+    @staticmethod
+    def _value(parameter: Parameter, launch: PlannedLaunch, problem: Problem, tensor: TensorRef | None) -> Any:
+        if parameter.kind == "problem":
+            values = c_values(problem)
+            return (ctypes.c_int * len(values))(*values)
+        if parameter.kind == "scalar":
+            assert parameter.scalar is not None
+            return np.ctypeslib.as_ctypes_type(parameter.scalar)(launch.scalars[parameter.name])
+        if parameter.kind == "view":
+            strides = tensor.strides if tensor else (0,) * 5
+            return _View(tensor.pointer if tensor else None, (ctypes.c_longlong * 5)(*strides))
+        if tensor is not None and not tensor.is_contiguous:
+            raise KernelError(f"{launch.symbol}: {parameter.name} is passed as a pointer and must be contiguous (a View takes strides)")
+        return ctypes.c_void_p(tensor.pointer if tensor else None)
+
+
+class Module(ABC):
+    """A compiled instance, ready to launch on one device."""
+
+    @abstractmethod
+    def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int) -> None:
+        """Launch one function; asynchronous where the backend is."""
+
+    @abstractmethod
+    def attributes(self, symbol: str) -> dict[str, int]:
+        """Return what the compiler and the driver say of a function: registers, spill_bytes, shared_bytes."""
+
+
+class Backend(ABC):
+    """Where kernels run: `cuda` or `host`."""
+
+    name: str
+
+    @abstractmethod
+    def compile(self, instance: Instance) -> Module:
+        """Compile an instance, or take it from the cache.
+
+        Raises:
+            CompileError: the compiler refused the source.
+            BackendError: the compiler or the GPU is missing.
+        """
+
+    @abstractmethod
+    def capabilities(self) -> dict[str, str]:
+        """Return what is there: device, compiler, versions; for reports."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all launches; raises LaunchError if one of them failed."""
+
+    @abstractmethod
+    def time(self, call: Callable[[], object], repeats: int) -> list[float]:
+        """Return the milliseconds of each of `repeats` calls after one that is not counted, caches flushed in between."""
+
+
+def run(
+    backend: Backend,
+    kernel: Kernel,
+    problem: Problem,
+    dtype: str,
+    tensors: Mapping[str, TensorRef],
+    allocate: Callable[[int], int],
+    stream: int = 0,
+    seed: int = 0,
+) -> None:
+    """Run a kernel on tensors: plan, compile, and launch on `stream`.
+
+    Args:
+        tensors: every tensor of the pass by name; `bias` only where there is one.
+        allocate: returns the address of that many bytes, alive until the launches are done.
+        stream: the CUDA stream's handle; the host backend has none.
+        seed: not 0: the host backend runs blocks and threads in an order drawn from it.
+
+    Raises:
+        KernelError: the kernel cannot do the problem (the text of `Kernel.why_not`).
+        CompileError, LaunchError, BackendError: as the backend says.
+    """
+    reason = kernel.why_not(problem, dtype)
+    if reason is not None:
+        raise KernelError(reason)
+    plan = kernel.plan(problem, dtype)
+    module = backend.compile(Instance(kernel, dtype))
+    itemsize = DTYPES[dtype].accumulate.itemsize
+    refs = dict(tensors)
+    for name, numel in plan.workspace.items():
+        refs[name] = TensorRef(allocate(numel * itemsize) if numel else 0, (numel,), (1,))
+    for launch in plan.launches:
+        if 0 not in launch.grid:
+            module.launch(launch, Arguments(launch, problem, refs), stream, seed)

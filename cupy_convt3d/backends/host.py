@@ -1,0 +1,185 @@
+"""The host backend: the same `.cu` files, compiled by the host's C++ compiler and run as fibers on one CPU thread."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from .. import cache
+from ..errors import BackendError, CompileError, LaunchError
+from ..kernel import PlannedLaunch
+from ..source import Instance, include_directory, numbered
+from .base import Arguments, Backend, Module
+from .host_source import host_unit
+
+# --sanitize NAME: compiler flags, the runtime to preload into Python, and the options that make it stop and say so.
+SANITIZERS = {
+    "address": (("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"), "libasan.so"),
+    "undefined": (("-fsanitize=undefined", "-fno-sanitize-recover=all", "-O1"), "libubsan.so"),
+    "thread": (("-fsanitize=thread", "-O1"), "libtsan.so"),
+}
+_FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+_LOCK = threading.Lock()  # ctypes releases the GIL, and the fiber runtime has one launch at a time
+
+
+def compiler() -> str:
+    """Return the path of the C++ compiler: `CXX`, else g++, else clang++.
+
+    Raises:
+        BackendError: there is none; the message says what to install.
+    """
+    for candidate in filter(None, (os.environ.get("CXX"), "g++", "clang++")):
+        found = shutil.which(candidate)
+        if found:
+            return found
+    raise BackendError(
+        "the host backend needs a C++17 compiler and found none (CXX, g++, clang++): install one, "
+        "for example `apt install g++`, `dnf install gcc-c++` or `xcode-select --install`"
+    )
+
+
+@lru_cache(maxsize=4)
+def _compiler_version(path: str) -> str:
+    return subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()[0]
+
+
+def sanitizer_environment(sanitizer: str) -> dict[str, str]:
+    """Return the environment variables with which a Python process can load kernels built under a sanitizer.
+
+    Raises:
+        BackendError: the compiler has no such runtime.
+    """
+    library = SANITIZERS[sanitizer][1]
+    path = subprocess.run([compiler(), f"-print-file-name={library}"], capture_output=True, text=True, check=False).stdout.strip()
+    if not os.path.isabs(path):
+        raise BackendError(f"sanitizer {sanitizer!r}: {compiler()} has no {library}; install g++ with its sanitizer libraries")
+    return {
+        "LD_PRELOAD": os.path.realpath(path),
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:exitcode=66:detect_stack_use_after_return=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1:exitcode=66",
+        "TSAN_OPTIONS": "halt_on_error=1:exitcode=66:ignore_noninstrumented_modules=1:report_thread_leaks=0:history_size=4",
+    }
+
+
+class HostModule(Module):
+    """A loaded library; its launches run to the end before they return."""
+
+    def __init__(self, path: Path, instance: Instance, sanitizer: str | None) -> None:
+        self._name = str(instance)
+        self._sanitizer = sanitizer
+        self._library = ctypes.CDLL(str(path))
+        self._library.convt3d_message.restype = ctypes.c_char_p
+        self._library.convt3d_argument_sizes.restype = ctypes.c_size_t
+        self._library.convt3d_static_shared_bytes.restype = ctypes.c_size_t
+        self._launch = self._library.convt3d_launch
+        self._launch.argtypes = (ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64)
+        self._numbers = {launch.symbol: number for number, launch in enumerate(instance.kernel.launches)}
+        self._sizes = {symbol: self._argument_sizes(number) for symbol, number in self._numbers.items()}
+
+    def _argument_sizes(self, number: int) -> list[int]:
+        sizes = (ctypes.c_size_t * self._library.convt3d_argument_sizes(number, None))()
+        self._library.convt3d_argument_sizes(number, sizes)
+        return list(sizes)
+
+    def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int = 0, seed: int = 0) -> None:
+        if arguments.sizes != self._sizes[launch.symbol]:
+            raise LaunchError(f"{launch.symbol}: takes arguments of {self._sizes[launch.symbol]} bytes, was given {arguments.sizes}")
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        if self._sanitizer == "thread" and threads > 256:
+            raise LaunchError(f"{launch.symbol}: {threads} threads a block; the thread sanitizer takes at most 256")
+        grid, block = (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block)
+        with _LOCK:
+            failed = self._launch(self._numbers[launch.symbol], grid, block, launch.shared_bytes, arguments.address, seed)
+            if failed:
+                raise LaunchError(f"{self._name}: {self._library.convt3d_message().decode(errors='replace')}")
+
+    def attributes(self, symbol: str) -> dict[str, int]:
+        return {"shared_bytes": self._library.convt3d_static_shared_bytes()}
+
+
+class HostBackend(Backend):
+    """Runs kernels on the CPU.
+
+    Args:
+        sanitizer: None, "address" (with "undefined"), "undefined" or "thread"; such kernels load only into a process that was
+            started with `sanitizer_environment`.
+    """
+
+    name = "host"
+
+    def __init__(self, sanitizer: str | None = None) -> None:
+        if sanitizer is not None and sanitizer not in SANITIZERS:
+            raise BackendError(f"sanitize={sanitizer!r}: must be one of {', '.join(SANITIZERS)}")
+        self.sanitizer = sanitizer
+        self._modules: dict[tuple[int, str], tuple[Instance, HostModule]] = {}
+
+    def compile(self, instance: Instance) -> HostModule:
+        known = self._modules.get((id(instance.kernel), instance.dtype))
+        if known is None:
+            module = HostModule(self.library(instance), instance, self.sanitizer)
+            known = self._modules[id(instance.kernel), instance.dtype] = (instance, module)
+        return known[1]
+
+    def library(self, instance: Instance) -> Path:
+        """Return the path of the compiled library, from the cache where it is there and whole."""
+        path = compiler()
+        sanitize = SANITIZERS[self.sanitizer][0] if self.sanitizer else ()
+        flags = (*_FLAGS, *sanitize, *(f"-D{define}" for define in instance.defines))
+        name = f"{instance.kernel.name}-{instance.key('host', path, _compiler_version(path), *flags)}.so"
+        if cache.load(name) is not None:
+            return cache.cache_directory() / name
+        includes = [f"-I{include_directory()}", f"-I{include_directory() / 'convt3d/host/shim'}"]
+        with tempfile.TemporaryDirectory() as directory:
+            output = Path(directory) / "kernel.so"
+            command = [path, *flags, *includes, "-x", "c++", "-", "-o", str(output)]
+            unit = host_unit(instance, instance.kernel.launches)
+            done = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise _compile_error(instance, path, done.stderr)
+            return cache.store(name, output.read_bytes())
+
+    def capabilities(self) -> dict[str, str]:
+        path = compiler()
+        return {
+            "backend": "host",
+            "device": _processor(),
+            "compiler": _compiler_version(path),
+            "cores": str(os.cpu_count()),
+        }
+
+    def synchronize(self) -> None:
+        """Host launches are done when they return."""
+
+    def time(self, call: Callable[[], object], repeats: int) -> list[float]:
+        call()
+        elapsed_ms = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            call()
+            elapsed_ms.append((time.perf_counter() - start) * 1e3)
+        return elapsed_ms
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _compile_error(instance: Instance, path: str, log: str) -> CompileError:
+    prefix = f"{instance.file_name}:"
+    lines = [int(n) for line in log.splitlines() if line.startswith(prefix) and (n := line[len(prefix) :].split(":")[0]).isdigit()]
+    return CompileError(f"{instance}: {path} refused it\n{numbered(instance.kernel.source, lines[:5])}\n{log.strip()[:8000]}")

@@ -1,0 +1,329 @@
+"""A kernel: its source, and the declaration in the source's first comment that says what it computes and how to launch it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .dtypes import DTYPES
+from .errors import KernelError
+from .expressions import evaluate
+from .problem import INT32_MAX, PASSES, Problem
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_THREADS = 1024
+MAX_GRID = (INT32_MAX, 65535, 65535)
+TENSORS = {
+    "fprop": ("input", "weight", "bias", "output"),
+    "dgrad": ("grad_output", "weight", "grad_input"),
+    "wgrad": ("input", "grad_output", "grad_weight"),
+}
+SCALARS: dict[str, np.dtype] = {
+    **dict.fromkeys(("int", "int32_t"), np.dtype(np.int32)),
+    **dict.fromkeys(("unsigned", "unsigned int", "uint32_t"), np.dtype(np.uint32)),
+    **dict.fromkeys(("long long", "long long int", "long", "int64_t", "ptrdiff_t", "index_t"), np.dtype(np.int64)),
+    **dict.fromkeys(("unsigned long long", "unsigned long", "uint64_t", "size_t"), np.dtype(np.uint64)),
+    "bool": np.dtype(np.bool_),
+    "float": np.dtype(np.float32),
+    "double": np.dtype(np.float64),
+}
+
+_DECLARATION = re.compile(r"/\*\s*convt3d[ \t]*\n(?P<toml>.*?)\*/", re.DOTALL)
+_GLOBAL = re.compile(r"__global__\s+(?:static\s+)?void\s+(?:__launch_bounds__\s*\([^;{]*?\)\s*)?(?P<symbol>\w+)\s*\((?P<parameters>[^)]*)\)")
+_TUNABLE = re.compile(r"^#ifndef (?P<name>[A-Z][A-Z0-9_]*)\n#define (?P=name) (?P<value>\d+)\n#endif", re.MULTILINE)
+_KEYS = {"pass", "dtypes", "deterministic", "constants", "restrictions", "workspace", "launch"}
+_LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a `__global__` function: a tensor (`pointer` or `view`), the `problem`, or a `scalar`."""
+
+    name: str
+    kind: str
+    scalar: np.dtype | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: its function, its parameters by name, and expressions for its geometry."""
+
+    symbol: str
+    parameters: tuple[Parameter, ...]
+    grid: tuple[str | int, ...]
+    block: tuple[str | int, ...]
+    shared_bytes: str | int = 0
+    when: str | None = None
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """A launch with its numbers: what a backend is handed."""
+
+    symbol: str
+    parameters: tuple[Parameter, ...]
+    scalars: dict[str, Any]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All launches of one call, and the workspaces (elements of the accumulation type) they share."""
+
+    launches: tuple[PlannedLaunch, ...]
+    workspace: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A raw CUDA kernel: shipped in `kernels/`, or a user's own made by `Kernel.from_file` or `Kernel.from_source`.
+
+    Attributes:
+        pass_name: "fprop", "dgrad" or "wgrad".
+        dtypes: element types it can be instantiated for.
+        deterministic: whether two runs give the same bits.
+        tunables: the upper-case macros the source gives a default by `#ifndef`, and their values; `replace_tunables` makes another configuration.
+        restrictions: expression that must hold, and the sentence that says why.
+    """
+
+    name: str
+    source: str
+    pass_name: str
+    dtypes: tuple[str, ...]
+    launches: tuple[Launch, ...]
+    path: Path | None = None
+    deterministic: bool = True
+    tunables: Mapping[str, int] = field(default_factory=dict)
+    constants: Mapping[str, str | int] = field(default_factory=dict)
+    restrictions: Mapping[str, str] = field(default_factory=dict)
+    workspace: Mapping[str, str | int] = field(default_factory=dict)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Kernel:
+        """Read a kernel from a `.cu` file; its name is the file's.
+
+        Raises:
+            KernelError: the file cannot be read, or its declaration is wrong.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise KernelError(f"kernel file {str(path)!r}: cannot be read: {error}") from None
+        return replace(cls.from_source(text, path.stem), path=path)
+
+    @classmethod
+    def from_source(cls, source: str, name: str = "kernel") -> Kernel:
+        """Make a kernel from CUDA source that begins with its declaration, a TOML comment:
+
+            /* convt3d
+            pass = "fprop"
+            dtypes = ["fp32"]
+            [[launch]]
+            grid = "ceil_div(output_numel, 256)"
+            block = 256
+            */
+
+        The parameters of each `__global__` function are bound by name: tensors (`input`, `weight`, `bias`, `output`,
+        `grad_input`, ...), `Problem problem`, and integers named as in `Problem.names` or in the declaration's constants.
+
+        Raises:
+            KernelError: the declaration is missing or wrong; the message names the key and the rule.
+        """
+        match = _DECLARATION.search(source)
+        if match is None:
+            raise KernelError(f"kernel {name!r}: no declaration; begin the file with a comment /* convt3d ... */ that gives at "
+                              "least pass, dtypes and one [[launch]] with grid and block")
+        try:
+            declared = tomllib.loads(match["toml"])
+        except tomllib.TOMLDecodeError as error:
+            raise KernelError(f"kernel {name!r}: its declaration is no valid TOML: {error}") from None
+        return _from_declaration(name, source, declared)
+
+    def replace_tunables(self, **tunables: int) -> Kernel:
+        """Return the same kernel with other values for some tunables.
+
+        Raises:
+            KernelError: a name is none of the kernel's tunables.
+        """
+        unknown = set(tunables) - set(self.tunables)
+        if unknown:
+            raise KernelError(f"kernel {self.name!r}: has no tunable {sorted(unknown)}; it has {sorted(self.tunables)}")
+        return replace(self, tunables={**self.tunables, **tunables})
+
+    @property
+    def written(self) -> str:
+        """The tensor the kernel writes."""
+        return TENSORS[self.pass_name][-1]
+
+    def takes_strides(self, tensor: str) -> bool:
+        """Whether a tensor is passed as a `View`, so that it need not be contiguous."""
+        kinds = [p.kind for launch in self.launches for p in launch.parameters if p.name == tensor]
+        return bool(kinds) and all(kind == "view" for kind in kinds)
+
+    def why_not(self, problem: Problem, dtype: str) -> str | None:
+        """Return the one sentence that says why this kernel cannot do a problem, or None if it can."""
+        if dtype not in self.dtypes:
+            return f"{self.name} has no {dtype} instance (it has {', '.join(self.dtypes)})"
+        names = self._names(problem, dtype)
+        for rule, reason in self.restrictions.items():
+            if not evaluate(rule, names):
+                return f"{self.name}: {reason}"
+        try:
+            self.plan(problem, dtype)
+        except KernelError as error:
+            return str(error)
+        return None
+
+    def plan(self, problem: Problem, dtype: str) -> Plan:
+        """Return the launches for one problem with grids, blocks and scalar arguments filled in.
+
+        Raises:
+            KernelError: a launch would pass a limit of the hardware or of an argument's type.
+        """
+        names = self._names(problem, dtype)
+        launches = []
+        for launch in self.launches:
+            if launch.when is not None and not evaluate(launch.when, names):
+                continue
+            grid = _three(self.name, "grid", launch.grid, names, MAX_GRID)
+            block = _three(self.name, "block", launch.block, names, (MAX_THREADS, MAX_THREADS, 64))
+            threads = block[0] * block[1] * block[2]
+            if threads > MAX_THREADS:
+                raise KernelError(f"{self.name}: block {block} has {threads} threads, the limit is {MAX_THREADS}")
+            scalars = {p.name: self._scalar(p, names) for p in launch.parameters if p.kind == "scalar"}
+            launches.append(
+                PlannedLaunch(launch.symbol, launch.parameters, scalars, grid, block, int(evaluate(launch.shared_bytes, names)))
+            )
+        return Plan(tuple(launches), {name: int(evaluate(size, names)) for name, size in self.workspace.items()})
+
+    def _names(self, problem: Problem, dtype: str) -> dict[str, Any]:
+        names: dict[str, Any] = {**problem.names, **self.tunables, "itemsize": DTYPES[dtype].itemsize}
+        for constant, expression in self.constants.items():
+            names[constant] = evaluate(expression, names)
+        return names
+
+    def _scalar(self, parameter: Parameter, names: Mapping[str, Any]) -> Any:
+        value, scalar = names[parameter.name], parameter.scalar
+        assert scalar is not None
+        if scalar.kind in "iu" and not np.iinfo(scalar).min <= value <= np.iinfo(scalar).max:
+            raise KernelError(f"{self.name}: {parameter.name}={value} does not fit its parameter type {scalar.name}")
+        return value
+
+
+def _three(
+    kernel: str, what: str, expressions: tuple[str | int, ...], names: Mapping[str, Any], limits: tuple[int, int, int]
+) -> tuple[int, int, int]:
+    values = [int(evaluate(e, names)) for e in expressions] + [1] * (3 - len(expressions))
+    for value, limit, axis in zip(values, limits, "xyz", strict=True):
+        if not 0 <= value <= limit or (what == "block" and value == 0):
+            raise KernelError(f"{kernel}: {what}.{axis}={value} is outside the hardware's limit of {limit}")
+    return values[0], values[1], values[2]
+
+
+def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kernel:
+    def fail(message: str) -> KernelError:
+        return KernelError(f"kernel {name!r}: {message}")
+
+    unknown = set(declared) - _KEYS
+    if unknown:
+        raise fail(f"its declaration has unknown keys {sorted(unknown)}; known: {sorted(_KEYS)}")
+    if declared.get("pass") not in PASSES:
+        raise fail(f"pass={declared.get('pass')!r}: must be one of {', '.join(PASSES)}")
+    dtypes = declared.get("dtypes", ["fp32"])
+    if not isinstance(dtypes, list) or not dtypes or set(dtypes) - set(DTYPES):
+        raise fail(f"dtypes={dtypes!r}: must be a list of {', '.join(DTYPES)}")
+    for table in ("constants", "restrictions", "workspace"):
+        if not isinstance(declared.get(table, {}), dict):
+            raise fail(f"{table}: must be a table")
+    launches = declared.get("launch")
+    if not isinstance(launches, list) or not launches:
+        raise fail("no [[launch]]: give at least one with grid and block")
+    tunables = {m["name"]: int(m["value"]) for m in _TUNABLE.finditer(source)}
+    tensors = (*TENSORS[declared["pass"]], *declared.get("workspace", {}))
+    scalars = {*Problem(1, 1, 1, 1, 1).names, *declared.get("constants", {}), *tunables, "itemsize"}
+    functions = {m["symbol"]: m["parameters"] for m in _GLOBAL.finditer(without_comments(source))}
+    if not functions:
+        raise fail("the source has no `__global__ void` function (templates cannot be launched by name)")
+    return Kernel(
+        name=name,
+        source=source,
+        pass_name=declared["pass"],
+        dtypes=tuple(dtypes),
+        deterministic=bool(declared.get("deterministic", True)),
+        tunables=tunables,
+        constants=declared.get("constants", {}),
+        restrictions=declared.get("restrictions", {}),
+        workspace=declared.get("workspace", {}),
+        launches=tuple(_launch(fail, entry, functions, tensors, scalars) for entry in launches),
+    )
+
+
+def _launch(fail: Any, entry: dict[str, Any], functions: dict[str, str], tensors: tuple[str, ...], scalars: set[str]) -> Launch:
+    unknown = set(entry) - _LAUNCH_KEYS
+    if unknown:
+        raise fail(f"[[launch]] has unknown keys {sorted(unknown)}; known: {sorted(_LAUNCH_KEYS)}")
+    symbol = entry.get("symbol", next(iter(functions)) if len(functions) == 1 else None)
+    if symbol is None:
+        raise fail(f"[[launch]] needs a symbol: the source has {', '.join(functions)}")
+    if symbol not in functions:
+        raise fail(f"symbol={symbol!r}: no such `__global__ void` function; the source has {', '.join(functions)}")
+    for key in ("grid", "block"):
+        if key not in entry:
+            raise fail(f"[[launch]] needs a {key}: one to three integers or expressions")
+    sizes = {key: tuple(entry[key]) if isinstance(entry[key], list) else (entry[key],) for key in ("grid", "block")}
+    for key, values in sizes.items():
+        if not 1 <= len(values) <= 3 or not all(isinstance(v, (str, int)) for v in values):
+            raise fail(f"{key}={entry[key]!r}: must be one to three integers or expressions")
+    parameters = tuple(_parameter(fail, symbol, text, tensors, scalars) for text in split_top_level(functions[symbol]))
+    return Launch(symbol, parameters, sizes["grid"], sizes["block"], entry.get("shared_bytes", 0), entry.get("when"))
+
+
+def _parameter(fail: Any, symbol: str, text: str, tensors: tuple[str, ...], scalars: set[str]) -> Parameter:
+    words = re.sub(r"\b(const|volatile|__restrict__|__restrict|__grid_constant__)\b", " ", text)
+    match = re.fullmatch(r"\s*(?P<type>.+?)\s*\b(?P<name>\w+)\s*", words, re.DOTALL)
+    if match is None:
+        raise fail(f"{symbol}: cannot read its parameter {text.strip()!r}")
+    kind, name = " ".join(match["type"].split()), match["name"]
+    if "*" in kind or "View<" in kind:
+        if name not in tensors:
+            raise fail(f"{symbol}: parameter {name!r} is a tensor and must be named one of {', '.join(tensors)}")
+        return Parameter(name, "view" if "View<" in kind else "pointer")
+    if kind == "Problem":
+        return Parameter(name, "problem")
+    if kind not in SCALARS:
+        raise fail(f"{symbol}: parameter {name!r} has type {kind!r}; scalars are {', '.join(SCALARS)}")
+    if name not in scalars:
+        raise fail(f"{symbol}: no value is known by the name of parameter {name!r}; name it as in Problem "
+                   f"({', '.join(sorted(scalars))}) or give it in [constants]")
+    return Parameter(name, "scalar", SCALARS[kind])
+
+
+def without_comments(source: str) -> str:
+    """Return the source with comments and string contents blanked, every character and line in its place."""
+    pattern = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
+
+
+def split_top_level(text: str) -> list[str]:
+    """Split at the commas that stand in no bracket of any kind."""
+    parts, depth, start = [], 0, 0
+    for position, letter in enumerate(text):
+        depth += (letter in "([{<") - (letter in ")]}>")
+        if letter == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    parts.append(text[start:])
+    return [part for part in parts if part.strip()]

@@ -1,0 +1,419 @@
+"""What is drawn to test a kernel: Hypothesis strategies for problems, named classes of the parameter space, and tensors."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from ..errors import ProblemError
+from ..problem import Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Range = tuple[int, int]
+
+
+def _on_any_axis(rule: Callable[[int, int, int, int, int, int], bool]) -> Callable[[Problem], bool]:
+    """Make a predicate of (input size, kernel, stride, padding, output_padding, dilation) one of problems, true on some axis."""
+
+    def holds(problem: Problem) -> bool:
+        fields = (problem.input_size, problem.kernel_size, problem.stride)
+        return any(map(rule, *fields, problem.padding, problem.output_padding, problem.dilation))
+
+    return holds
+
+
+def _has_class(rule: Callable[[int, int], bool]) -> Callable[[Problem], bool]:
+    return lambda p: any(rule(len(c.taps), c.count) for a in range(3) for c in p.axis_classes(a))
+
+
+def _clips(p: Problem) -> bool:
+    return any(p.live_pairs(a) < p.input_size[a] * p.kernel_size[a] for a in range(3))
+
+
+def _is_asymmetric(p: Problem) -> bool:
+    return any(len(set(field)) > 1 for field in (p.kernel_size, p.stride, p.padding, p.output_padding, p.dilation))
+
+
+# Named classes of the parameter space, each with its predicate and the smallest problem in which the class matters.
+_FEATURES: dict[str, tuple[Callable[[Problem], bool], str]] = {
+    "kernel 1": (lambda p: p.kernel_size == (1, 1, 1), "n1_c1to1_i1_k1"),
+    "size-1 axis": (lambda p: min(p.input_size) == 1, "n1_c1to1_i1_k1"),
+    "no clipped tap": (lambda p: not _clips(p), "n1_c1to1_i1_k1"),
+    "bias": (lambda p: p.bias, "n1_c1to1_i1_k1_bias"),
+    "batch > 1": (lambda p: p.batch > 1, "n2_c1to1_i1_k1"),
+    "batch 0": (lambda p: p.batch == 0, "n0_c1to1_i1_k1"),
+    "in_channels != out_channels": (lambda p: p.in_channels != p.out_channels, "n1_c1to2_i1_k1"),
+    "depthwise": (lambda p: 1 < p.groups == p.in_channels == p.out_channels, "n1_c2to2_i1_k1_g2"),
+    "channel multiplier": (lambda p: 1 < p.groups == p.in_channels < p.out_channels, "n1_c2to4_i1_k1_g2"),
+    "groups 1 < g < C": (lambda p: 1 < p.groups < p.in_channels, "n1_c4to4_i1_k1_g2"),
+    "kernel > input": (_on_any_axis(lambda i, k, s, p, o, d: k > i), "n1_c1to1_i1_k1x1x2"),
+    "asymmetric": (_is_asymmetric, "n1_c1to1_i1x2x3_k3x1x2"),
+    "clipped taps": (_clips, "n1_c1to1_i2_k3_p1"),
+    "padding = dilation*(kernel-1)": (
+        _on_any_axis(lambda i, k, s, p, o, d: p == d * (k - 1) > 0),
+        "n1_c1to1_i1x1x2_k1x1x2_p0x0x1",
+    ),
+    "padding > dilation*(kernel-1)": (_on_any_axis(lambda i, k, s, p, o, d: p > d * (k - 1)), "n1_c1to1_i1x1x3_k1_p0x0x1"),
+    "stride": (lambda p: max(p.stride) > 1, "n1_c1to1_i1x1x2_k1x1x2_s1x1x2"),
+    "stride on every axis": (lambda p: min(p.stride) > 1, "n1_c1to1_i2_k3_s2_p1_op1"),
+    "kernel = stride": (lambda p: p.kernel_size == p.stride != (1, 1, 1), "n1_c1to1_i1x1x2_k1x1x2_s1x1x2"),
+    "stride > kernel": (_on_any_axis(lambda i, k, s, p, o, d: s > k), "n1_c1to1_i1x1x2_k1_s1x1x2"),
+    "kernel not a multiple of stride": (
+        _on_any_axis(lambda i, k, s, p, o, d: 1 < s < k and k % s > 0),
+        "n1_c1to1_i1x1x2_k1x1x3_s1x1x2",
+    ),
+    "classes with no tap": (_has_class(lambda taps, outputs: taps == 0 < outputs), "n1_c1to1_i1x1x2_k1_s1x1x2"),
+    "classes with no output": (_has_class(lambda taps, outputs: outputs == 0), "n1_c1to1_i1_k1_s1x1x2"),
+    "dilation": (_on_any_axis(lambda i, k, s, p, o, d: d > 1 and k > 1), "n1_c1to1_i1_k1x1x2_d1x1x2"),
+    "gcd(stride, dilation) > 1": (
+        _on_any_axis(lambda i, k, s, p, o, d: k > 1 < math.gcd(s, d)),
+        "n1_c1to1_i1x1x2_k1x1x2_s1x1x2_d1x1x2",
+    ),
+    "output_padding": (lambda p: max(p.output_padding) > 0, "n1_c1to1_i1_k1_s1x1x2_op0x0x1"),
+    "output_padding >= stride": (_on_any_axis(lambda i, k, s, p, o, d: o >= s), "n1_c1to1_i1_k1x1x2_op0x0x2_d1x1x3"),
+}
+FEATURES: dict[str, Callable[[Problem], bool]] = {name: predicate for name, (predicate, _) in _FEATURES.items()}
+EDGE_PROBLEMS: list[Problem] = list(dict.fromkeys(Problem.parse(name) for _, name in _FEATURES.values()))
+
+
+def covered(problems: Iterable[Problem]) -> Counter[str]:
+    """Return how many of `problems` lie in each class of `FEATURES`; a class that was missed is absent."""
+    return Counter(name for problem in problems for name, holds in FEATURES.items() if holds(problem))
+
+
+@dataclass
+class _Axis:
+    """What has been drawn of one axis so far."""
+
+    kernel: int = 1
+    stride: int = 1
+    dilation: int = 1
+    output_padding: int = 0
+    size: int = 1
+    padding: int = 0
+    wanted_size: int = 0  # inputs, or outputs of the largest residue class, that a tile's tail asks for; 0: none
+    wanted_of_class: bool = False
+
+    @property
+    def reach(self) -> int:
+        return self.dilation * (self.kernel - 1)
+
+    @property
+    def extent(self) -> int:
+        return (self.size - 1) * self.stride + self.reach + self.output_padding + 1
+
+    def padding_range(self) -> Range:
+        """Return the paddings that leave an output, or exactly the outputs wanted."""
+        if not self.wanted_of_class:
+            return 0, (self.extent - 1) // 2
+        surplus = self.extent - self.wanted_size * self.stride
+        return max(0, -(-surplus // 2)), (surplus + self.stride - 1) // 2
+
+
+def _unsteered(axis: _Axis) -> Range:
+    return 0, 99
+
+
+# A steering draws some field of one axis (of every axis for the last three) from a narrower range, that may depend on the fields
+# already drawn: kernel, stride, dilation, output_padding, size, padding. Each class that even draws would seldom reach has one.
+# NOTE: the ranges must lie within those of "", which comes first: shrinking then replaces any steering by "" and keeps the values.
+_STEERINGS: dict[str, dict[str, Callable[[_Axis], Range]]] = {
+    "": {},
+    "stride > kernel": {"kernel": lambda a: (1, 2), "stride": lambda a: (3, 4)},
+    "gcd(stride, dilation) > 1": {"kernel": lambda a: (2, 4), "stride": lambda a: (2, 2), "dilation": lambda a: (2, 2)},
+    "output_padding >= stride": {
+        "stride": lambda a: (1, 2),
+        "dilation": lambda a: (3, 3),
+        "output_padding": lambda a: (a.stride, 2),
+    },
+    "padding = dilation*(kernel-1)": {
+        "kernel": lambda a: (2, 3),
+        "dilation": lambda a: (1, 2),
+        "size": lambda a: (1 + -(-max(0, a.reach - a.output_padding) // a.stride), 6),
+        "padding": lambda a: (a.reach, a.reach),
+    },
+    "padding > dilation*(kernel-1)": {
+        "kernel": lambda a: (1, 2),
+        "dilation": lambda a: (1, 2),
+        "size": lambda a: (1 + -(-max(0, a.reach + 2 - a.output_padding) // a.stride), 6),
+        "padding": lambda a: (a.reach + 1, 99),
+    },
+    "classes with no output": {
+        "kernel": lambda a: (1, 2),
+        "stride": lambda a: (4, 4),
+        "dilation": lambda a: (1, 1),
+        "output_padding": lambda a: (0, 0),
+        "size": lambda a: (1, 1),
+    },
+    "kernel = stride": {"kernel": lambda a: (1, 3), "stride": lambda a: (a.kernel, a.kernel), "dilation": lambda a: (1, 1)},
+    "kernel 1": {"kernel": lambda a: (1, 1)},
+    "no clipped tap": {"padding": lambda a: (0, 0)},
+}
+_EVERY_AXIS = ("kernel = stride", "kernel 1", "no clipped tap")
+_GROUPINGS: dict[str, dict[str, Range]] = {
+    "": {},
+    "groups 1 < g < C": {"groups": (2, 2), "in_channels_per_group": (2, 99)},
+    "depthwise": {"groups": (2, 99), "in_channels_per_group": (1, 1), "out_channels_per_group": (1, 1)},
+    "channel multiplier": {"groups": (2, 99), "in_channels_per_group": (1, 1), "out_channels_per_group": (2, 99)},
+}
+TILE_QUANTITIES = ("output_voxels", "input_voxels", "in_channels_per_group", "out_channels_per_group", "groups", "batch")
+
+
+@st.composite
+def problems(
+    draw: st.DrawFn,
+    pass_name: str = "fprop",
+    *,
+    max_multiply_adds: int = 20_000,
+    max_kernel: int = 5,
+    max_stride: int = 4,
+    max_dilation: int = 3,
+    max_size: int = 6,
+    max_channels: int = 4,
+    tiles: Mapping[str, int] | None = None,
+) -> Problem:
+    """Strategy for valid problems, small and biased towards `FEATURES`; nothing is filtered, so no draw is thrown away.
+
+    Args:
+        draw: given by Hypothesis.
+        pass_name: only "fprop" draws a bias.
+        max_multiply_adds: what one example may cost at most, clipped taps counted.
+        max_kernel, max_stride, max_dilation, max_size: largest value on an axis.
+        max_channels: largest number of channels of a group, and of groups.
+        tiles: tile sizes of a kernel; a third of the draws each land on `n*tile - 1`, `n*tile` or `n*tile + 1` with n = 1 or 2.
+            Of `TILE_QUANTITIES`, "output_voxels" are those of the largest residue class (`Problem.names["residue_voxels"]`), the
+            others as in `Problem.names`. A tail passes the limits above, but not `max_multiply_adds` unless it alone does.
+
+    Raises:
+        ProblemError: `pass_name` or a quantity in `tiles` is unknown.
+    """
+    if unknown := set(tiles or ()) - set(TILE_QUANTITIES):
+        raise ProblemError(f"tiles={dict(tiles or {})!r}: {', '.join(unknown)} is not one of {', '.join(TILE_QUANTITIES)}")
+    maxima = {"kernel": max_kernel, "stride": max_stride, "dilation": max_dilation}
+    steering = draw(st.sampled_from(list(_STEERINGS)))
+    grouping = _GROUPINGS[draw(st.sampled_from(["", *_GROUPINGS]))]
+    cubic = draw(st.integers(0, 2)) == 2
+    first = draw(st.integers(0, 2))
+    axes = [_Axis(), _Axis(), _Axis()]
+    order = [axes[first], axes[first - 1], axes[first - 2]]
+    targets, budget = _draw_targets(draw, tiles or {}, order, max_multiply_adds)
+    rules = [_STEERINGS[steering if n == 0 or cubic or steering in _EVERY_AXIS else ""] for n in range(3)]
+
+    budget //= _draw_windows(draw, order, rules, maxima, cubic, min(64, budget))
+    budget //= _draw_sizes(draw, order, rules, max_size, max(1, budget // 8))
+    counts = {}
+    for name in ("groups", "in_channels_per_group", "out_channels_per_group"):
+        natural = (1, 1, *range(1, max_channels + 1)) if name == "groups" else range(1, max_channels + 1)
+        counts[name] = _draw_from(draw, natural, budget, grouping.get(name, (1, 99)))
+        budget = budget if name in targets else budget // counts[name]
+    batch = draw(st.sampled_from([n for n in (1, 2, 1, 2, 1, 3) if n <= max(1, budget)] + [0]))
+    counts = {"batch": batch} | counts | targets
+    bias = draw(st.booleans()) and pass_name == "fprop"
+    for axis, rule in zip(order, rules, strict=True):  # last, so that its range leaves nothing to filter
+        low, high = axis.padding_range()
+        axis.padding = _draw_within(draw, (low, high), rule.get("padding", _unsteered)(axis))
+        if cubic and axis is not order[0]:
+            axis.padding = max(low, min(high, order[0].padding))
+    return Problem(
+        batch=counts["batch"],
+        in_channels=counts["groups"] * counts["in_channels_per_group"],
+        out_channels=counts["groups"] * counts["out_channels_per_group"],
+        groups=counts["groups"],
+        bias=bias,
+        input_size=(axes[0].size, axes[1].size, axes[2].size),
+        kernel_size=(axes[0].kernel, axes[1].kernel, axes[2].kernel),
+        stride=(axes[0].stride, axes[1].stride, axes[2].stride),
+        padding=(axes[0].padding, axes[1].padding, axes[2].padding),
+        output_padding=(axes[0].output_padding, axes[1].output_padding, axes[2].output_padding),
+        dilation=(axes[0].dilation, axes[1].dilation, axes[2].dilation),
+    )
+
+
+def _draw_within(draw: st.DrawFn, allowed: Range, wanted: Range) -> int:
+    """Draw from the part of `wanted` that is allowed, or from all that is allowed if there is none."""
+    low, high = max(allowed[0], wanted[0]), min(allowed[1], wanted[1])
+    if low > high:
+        low, high = allowed
+    return draw(st.integers(low, high))
+
+
+def _draw_from(draw: st.DrawFn, values: Sequence[int], limit: int, wanted: Range = (1, 99)) -> int:
+    """Draw one of `values`, which ascend from 1, up to `limit` and within `wanted` if that can be."""
+    allowed = bisect_right(values, max(1, limit)) - 1
+    return values[_draw_within(draw, (0, allowed), (bisect_left(values, wanted[0]), bisect_right(values, wanted[1]) - 1))]
+
+
+def _draw_targets(draw: st.DrawFn, tiles: Mapping[str, int], order: Sequence[_Axis], budget: int) -> tuple[dict[str, int], int]:
+    """Draw which quantities land on the tail of their tile, and return them with what is left of the budget.
+
+    Voxels are split over the axes here. As many choices are made for a quantity that is not wanted as for one that is.
+    """
+    targets: dict[str, int] = {}
+    for quantity, tile in tiles.items():
+        wanted = draw(st.integers(0, 2)) == 2
+        target = max(1, draw(st.integers(1, 2)) * tile + draw(st.sampled_from((0, -1, 1))))
+        sizes = _draw_split(draw, target) if quantity.endswith("voxels") else ()
+        if not wanted or (targets and target > budget) or (sizes and order[0].wanted_size):
+            continue
+        targets[quantity] = target
+        budget = max(1, budget // target)
+        for axis, size in zip(order, sizes, strict=False):
+            axis.wanted_size = size
+            axis.wanted_of_class = quantity == "output_voxels"
+    return targets, budget
+
+
+def _draw_split(draw: st.DrawFn, voxels: int) -> tuple[int, int, int]:
+    sizes = []
+    for _ in range(2):
+        divisors = [n for n in range(1, voxels + 1) if voxels % n == 0]
+        sizes.append(divisors[draw(st.integers(0, len(divisors) - 1))])
+        voxels //= sizes[-1]
+    return voxels, sizes[0], sizes[1]
+
+
+def _draw_windows(
+    draw: st.DrawFn,
+    axes: Sequence[_Axis],
+    rules: Sequence[Mapping[str, Callable[[_Axis], Range]]],
+    maxima: Mapping[str, int],
+    cubic: bool,
+    max_taps: int,
+) -> int:
+    """Draw kernel, stride, dilation and output_padding of every axis; return the number of taps."""
+    taps = 1
+    for axis, rule in zip(axes, rules, strict=True):
+        wanted = {field: rule.get(field, _unsteered) for field in ("kernel", "stride", "dilation", "output_padding")}
+        largest = math.floor(max_taps ** (1 / 3) + 1e-9) if cubic else max_taps // taps
+        axis.kernel = _draw_within(draw, (1, min(maxima["kernel"], largest)), wanted["kernel"](axis))
+        axis.stride = _draw_within(draw, (1, maxima["stride"]), wanted["stride"](axis))
+        axis.dilation = _draw_within(draw, (1, maxima["dilation"]), wanted["dilation"](axis))
+        axis.output_padding = _draw_within(draw, (0, max(axis.stride, axis.dilation) - 1), wanted["output_padding"](axis))
+        if cubic:
+            axis.kernel, axis.stride, axis.dilation = axes[0].kernel, axes[0].stride, axes[0].dilation
+            axis.output_padding = axes[0].output_padding
+        taps *= axis.kernel
+    return taps
+
+
+def _draw_sizes(
+    draw: st.DrawFn,
+    axes: Sequence[_Axis],
+    rules: Sequence[Mapping[str, Callable[[_Axis], Range]]],
+    max_size: int,
+    max_voxels: int,
+) -> int:
+    """Draw the input size of every axis; return the input voxels that no target has paid for."""
+    voxels = 1
+    for axis, rule in zip(axes, rules, strict=True):
+        if not axis.wanted_size:
+            allowed = (1, max(1, min(max_size, max_voxels // voxels)))
+            axis.size = _draw_within(draw, allowed, rule.get("size", _unsteered)(axis))
+            voxels *= axis.size
+        elif not axis.wanted_of_class:
+            axis.size = draw(st.integers(axis.wanted_size, axis.wanted_size))
+        else:
+            fewest = max(1, axis.wanted_size + 1 - -(-(axis.reach + axis.output_padding + 1) // axis.stride))
+            axis.size = draw(st.integers(fewest, fewest + 1))
+            low, high = axis.padding_range()
+            axis.size += low > high  # only with stride 1, where every second size leaves an odd surplus
+    return voxels
+
+
+KINDS = ("exact", "exact_wide", "random")
+# Below this bound B every partial sum of integers is exact in the accumulator, and for fp16 the result does not overflow.
+EXACT_LIMIT = {"fp64": 2**53, "fp32": 2**24, "fp16": 65504, "bf16": 2**24}
+
+
+def numpy_dtype(dtype_name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of "fp64", "fp32", "fp16" or "bf16" (that of ml_dtypes); ProblemError for another name."""
+    if dtype_name == "bf16":
+        import ml_dtypes  # only bf16 needs it
+
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        return np.dtype({"fp64": np.float64, "fp32": np.float32, "fp16": np.float16}[dtype_name])
+    except KeyError:
+        raise ProblemError(f"dtype={dtype_name!r}: must be fp64, fp32, fp16 or bf16") from None
+
+
+def most_terms(pass_name: str, problem: Problem) -> int:
+    """Return an upper bound of `reference.terms` that needs no array: what a voxel sums if no tap is clipped; at least 1."""
+    if pass_name == "dgrad":
+        return problem.out_channels // problem.groups * math.prod(problem.kernel_size)
+    if pass_name == "wgrad":
+        return max(1, problem.batch * math.prod(problem.input_size))
+    taps = 1
+    for size, k, s, d in zip(problem.input_size, problem.kernel_size, problem.stride, problem.dilation, strict=True):
+        taps *= min(size, -(-k // (s // math.gcd(s, d))))  # every s/gcd(s, d)-th tap has the same residue
+    return problem.in_channels // problem.groups * taps + problem.bias
+
+
+def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, seed: int) -> dict[str, Array]:
+    """Return the tensors that a pass reads, under their names in `problem.shapes`, the same for the same arguments.
+
+    Args:
+        pass_name: "fprop", "dgrad" or "wgrad".
+        problem: the geometry.
+        dtype_name: "fp64", "fp32", "fp16" or "bf16" (ml_dtypes).
+        kind: "exact": integers in [-8, 8]. "exact_wide": odd integers of 13 to 16 bits in one operand and +-1..3 in the other,
+            swapped by the parity of the seed, fp32 and fp64 only; for fp64 they have 26 to 32 bits, so that a detour through
+            fp32 shows too. Both narrow the range, and for very long sums thin out an operand, so that `reference.magnitude`
+            stays below `EXACT_LIMIT[dtype_name]`. "random": standard normal, rounded to the dtype.
+        seed: any integer from 0.
+
+    Raises:
+        ProblemError: a name is unknown, or "exact_wide" was asked of a 16-bit dtype.
+    """
+    dtype = numpy_dtype(dtype_name)
+    shapes, written = problem.shapes(pass_name)
+    read = {name: shape for name, shape in shapes.items() if name != written}
+    generator = np.random.Generator(np.random.PCG64(seed))
+    if kind == "random":
+        precise: type = np.float64 if dtype_name == "fp64" else np.float32
+        return {name: generator.standard_normal(shape, precise).astype(dtype, copy=False) for name, shape in read.items()}
+    if kind not in KINDS or (kind == "exact_wide" and dtype_name not in ("fp32", "fp64")):
+        raise ProblemError(f"kind={kind!r}: must be one of {', '.join(KINDS)}, and exact_wide only with fp32 and fp64")
+    largest_term = (EXACT_LIMIT[dtype_name] - 1) / most_terms(pass_name, problem)  # what each term may come to
+    if kind == "exact":
+        integers = _draw_small(generator, read, largest_term)
+    else:
+        wide = [name for name in read if name != "bias"][seed % 2]
+        integers = _draw_wide(generator, read, largest_term, wide, (26, 32) if dtype_name == "fp64" else (13, 16))
+    return {name: array.astype(dtype) for name, array in integers.items()}
+
+
+def _draw_small(generator: np.random.Generator, read: Mapping[str, tuple[int, ...]], largest_term: float) -> dict[str, Array]:
+    largest = max(1, min(8, math.isqrt(int(largest_term))))
+    arrays: dict[str, Array] = {name: generator.integers(-largest, largest + 1, shape, np.int8) for name, shape in read.items()}
+    _thin_out(generator, next(iter(arrays.values())), largest_term / largest**2)
+    return arrays
+
+
+def _draw_wide(
+    generator: np.random.Generator, read: Mapping[str, tuple[int, ...]], largest_term: float, wide: str, bits: Range
+) -> dict[str, Array]:
+    fewest, most = 2 ** (bits[0] - 1), 2 ** bits[1]
+    small = next((n for n in (3, 2) if largest_term / n >= 2 * fewest), 1)
+    widest = max(2 * fewest, min(most, int(largest_term / small)))
+    arrays = {}
+    for name, shape in read.items():
+        if name in (wide, "bias"):
+            magnitude = 2 * generator.integers(fewest // 2, widest // 2, shape) + 1  # odd: its last bit is lost if any is
+        else:
+            magnitude = generator.integers(1, small + 1, shape)
+            _thin_out(generator, magnitude, largest_term / (small * widest))
+        arrays[name] = np.where(generator.integers(0, 2, shape, np.int8), magnitude, -magnitude)
+    return arrays
+
+
+def _thin_out(generator: np.random.Generator, array: Array, density: float) -> None:
+    if density < 1:  # halved, since the number that stays deviates, by far less than that for sums this long
+        array[generator.random(array.shape, np.float32) >= density / 2] = 0
