@@ -15,7 +15,7 @@ block = "BLOCK_THREADS"
 #define BLOCK_THREADS 128
 #endif
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     convt3d_dgrad_gather(const Problem problem, const View<const scalar_t> grad_output, const View<const scalar_t> weight,
                          const View<scalar_t> grad_input) {
   const index_t voxels = static_cast<index_t>(problem.input_size[0]) * problem.input_size[1] * problem.input_size[2];

@@ -17,7 +17,7 @@ block = "BLOCK_THREADS"
 #define BLOCK_THREADS 128
 #endif
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     convt3d_fprop_gather(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                          const scalar_t* __restrict__ bias, const View<scalar_t> output) {
   const index_t voxels = static_cast<index_t>(problem.output_size[0]) * problem.output_size[1] * problem.output_size[2];

@@ -20,7 +20,7 @@ block = "BLOCK_THREADS"
 #define BLOCK_THREADS 128
 #endif
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     convt3d_fprop_residue(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                           const scalar_t* __restrict__ bias, const View<scalar_t> output, const int tiles) {
   // blockIdx.x = ((n * out_channels + co) * residues + residue) * tiles + tile

@@ -33,14 +33,14 @@ __device__ inline index_t global_thread() { return static_cast<index_t>(blockIdx
 
 __device__ inline index_t voxels_of(const int (&size)[3]) { return static_cast<index_t>(size[0]) * size[1] * size[2]; }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     convt3d_fprop_scatter_begin(const Problem problem, const scalar_t* __restrict__ bias, accum_t* __restrict__ sums) {
   const index_t index = global_thread(), voxels = voxels_of(problem.output_size);
   if (index >= voxels * problem.batch * problem.out_channels) return;
   sums[index] = bias != nullptr ? to_accum(bias[index / voxels % problem.out_channels]) : accum_t(0);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     convt3d_fprop_scatter(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                           accum_t* __restrict__ sums) {
   const index_t index = global_thread();
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     convt3d_fprop_scatter_end(const Problem problem, const accum_t* __restrict__ sums, const View<scalar_t> output) {
   const index_t index = global_thread();
   if (index >= voxels_of(problem.output_size) * problem.batch * problem.out_channels) return;

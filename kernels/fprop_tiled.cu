@@ -39,7 +39,7 @@ constexpr int THREADS = VOXEL_THREADS * (TILE_CHANNELS / THREAD_CHANNELS);
 static_assert(TILE_VOXELS % THREAD_VOXELS == 0 && TILE_CHANNELS % THREAD_CHANNELS == 0, "threads share the tile evenly");
 static_assert(TILE_VOXELS % THREADS == 0 || THREADS % TILE_VOXELS == 0, "a thread stages one column of voxels");
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     convt3d_fprop_tiled(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                         const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                         const int channel_tiles) {

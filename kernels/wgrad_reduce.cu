@@ -33,7 +33,7 @@ block = "BLOCK_THREADS"
 #endif
 static_assert((BLOCK_THREADS & (BLOCK_THREADS - 1)) == 0, "the pairwise sum halves the threads at each step");
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     convt3d_wgrad_reduce(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> grad_output,
                          accum_t* __restrict__ partial, const int splits) {
   __shared__ accum_t sums[BLOCK_THREADS];
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
   if (threadIdx.x == 0) partial[blockIdx.x] = sums[0];
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     convt3d_wgrad_reduce_sum(const Problem problem, const accum_t* __restrict__ partial, const View<scalar_t> grad_weight,
                              const int splits, const long long weight_numel) {
   const index_t index = static_cast<index_t>(blockIdx.x) * BLOCK_THREADS + threadIdx.x;

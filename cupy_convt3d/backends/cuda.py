@@ -1,0 +1,140 @@
+"""The CUDA backend: cubins loaded by `cupy.RawModule`, launched on the stream the caller names."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import BackendError, LaunchError
+from ..kernel import PlannedLaunch
+from ..source import Instance
+from .base import Arguments, Backend, Module
+from .nvrtc import _nvrtc, architecture, compile_cubin, log_attributes
+
+FLUSH_BYTES = 256 << 20  # several times any L2
+_DEFAULT_SHARED_LIMIT = 48 << 10  # more dynamic shared memory has to be asked for
+
+
+def available() -> bool:
+    """Whether CuPy is installed and sees a GPU."""
+    try:
+        import cupy
+
+        return cupy.cuda.runtime.getDeviceCount() > 0
+    except Exception:  # ImportError, or whatever the missing driver raises
+        return False
+
+
+class CudaModule(Module):
+    """A cubin loaded on one device."""
+
+    def __init__(self, instance: Instance, device: int, arch: str) -> None:
+        import cupy
+
+        cubin, log = compile_cubin(instance, arch)
+        self._name = str(instance)
+        self._log_attributes = log_attributes(log)
+        self._driver = cupy.cuda.driver
+        self._device = cupy.cuda.Device(device)
+        with tempfile.TemporaryDirectory() as directory, self._device:
+            path = Path(directory) / "kernel.cubin"
+            path.write_bytes(cubin)
+            self._module = cupy.RawModule(path=str(path))
+            self._functions = {launch.symbol: self._module.get_function(launch.symbol) for launch in instance.kernel.launches}
+            self._pointers = {symbol: function.kernel.ptr for symbol, function in self._functions.items()}
+
+    def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int = 0) -> None:
+        with self._device:
+            try:
+                if launch.shared_bytes > _DEFAULT_SHARED_LIMIT:
+                    self._functions[launch.symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
+                self._driver.launchKernel(
+                    self._pointers[launch.symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
+                )
+            except self._driver.CUDADriverError as error:
+                raise LaunchError(f"{self._name}: {launch.symbol} grid {launch.grid} block {launch.block}: {error}") from None
+
+    def attributes(self, symbol: str) -> dict[str, int]:
+        function = self._functions[symbol]
+        return {
+            **self._log_attributes.get(symbol, {}),
+            "registers": function.num_regs,
+            "local_bytes": function.local_size_bytes,
+            "shared_bytes": function.shared_size_bytes,
+        }
+
+
+class CudaBackend(Backend):
+    """Runs kernels on one GPU.
+
+    Args:
+        device: the GPU's number; None takes CuPy's current device.
+
+    Raises:
+        BackendError: CuPy is missing or sees no GPU.
+    """
+
+    name = "cuda"
+
+    def __init__(self, device: int | None = None) -> None:
+        _nvrtc()
+        import cupy
+
+        if not available():
+            raise BackendError("the cuda backend needs an NVIDIA GPU and its driver; CuPy sees none (use backend='host')")
+        self._cupy = cupy
+        self.device = cupy.cuda.Device().id if device is None else device
+        properties = cupy.cuda.runtime.getDeviceProperties(self.device)
+        self._device_name = properties["name"].decode()
+        self.arch = architecture(properties["major"], properties["minor"])
+        self._modules: dict[tuple[int, str], tuple[Instance, CudaModule]] = {}
+        self._flush: Any = None
+
+    def compile(self, instance: Instance) -> CudaModule:
+        known = self._modules.get((id(instance.kernel), instance.dtype))
+        if known is None:
+            known = (instance, CudaModule(instance, self.device, self.arch))
+            self._modules[id(instance.kernel), instance.dtype] = known
+        return known[1]
+
+    def capabilities(self) -> dict[str, str]:
+        runtime = self._cupy.cuda.runtime
+
+        def dotted(version: int) -> str:
+            return f"{version // 1000}.{version % 1000 // 10}"
+
+        return {
+            "backend": "cuda",
+            "device": self._device_name,
+            "architecture": self.arch,
+            "driver": dotted(runtime.driverGetVersion()),
+            "runtime": dotted(runtime.runtimeGetVersion()),
+            "nvrtc": ".".join(map(str, _nvrtc().getVersion())),
+            "cupy": self._cupy.__version__,
+        }
+
+    def synchronize(self) -> None:
+        try:
+            self._cupy.cuda.Device(self.device).synchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError as error:
+            raise LaunchError(f"a kernel failed on {self._device_name}: {error}") from None
+
+    def time(self, call: Callable[[], object], repeats: int) -> list[float]:
+        """Return milliseconds of `call`'s work on the default stream by CUDA events, the L2 flushed before each call."""
+        cupy = self._cupy
+        with cupy.cuda.Device(self.device):
+            if self._flush is None:
+                self._flush = cupy.empty(FLUSH_BYTES, cupy.uint8)
+            call()
+            pairs = []
+            for _ in range(repeats):
+                self._flush.fill(0)
+                start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+                start.record()
+                call()
+                stop.record()
+                pairs.append((start, stop))
+            self.synchronize()
+            return [cupy.cuda.get_elapsed_time(start, stop) for start, stop in pairs]
