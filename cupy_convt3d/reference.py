@@ -41,8 +41,8 @@ class Precision:
     tiny: float
 
 
-# Tensor cores cut sums off where CUDA cores round them, hence 2**-23 for all that may run on them. Below 2**-126 fp32 and bf16 may
-# be flushed, once for each of up to 2**26 terms. The fp16 epilogue rounds subnormals to multiples of 2**-24.
+# Tensor cores cut sums off where CUDA cores round them, hence 2**-23 for all that may run on them. Below 2**-126 fp32 and bf16
+# may be flushed, once for each of up to 2**26 terms. The fp16 epilogue rounds subnormals to multiples of 2**-24.
 # NOTE: fp64 counts its additions twice, because the reference is fp64 too and as far from the truth as the kernel.
 _PRECISIONS = {
     "fp64": Precision("fp64", 0.0, 2.0**-52, 2.0**-53, 2.0**-996),
@@ -98,7 +98,7 @@ def dgrad(problem: Problem, grad_output: Array, weight: Array) -> Array:
 
 
 def wgrad(problem: Problem, input: Array, grad_output: Array) -> Array:
-    """Return the gradient of the weight (in_channels, out_channels / groups, *kernel_size): the adjoint of `fprop` in its weight.
+    """Return the gradient of the weight (in_channels, out_channels / groups, *kernel_size): the adjoint of `fprop` in it.
 
     Shapes are those of `problem.shapes("wgrad")`; dtypes and errors as in `fprop`.
     """
@@ -106,11 +106,9 @@ def wgrad(problem: Problem, input: Array, grad_output: Array) -> Array:
 
 
 def grad_bias(problem: Problem, grad_output: Array) -> Array:
-    """Return the gradient of the bias (out_channels,): `grad_output` summed over all but channels; dtypes and errors as in `fprop`."""
-    total: Array = _operands({"grad_output": problem.output_shape}, {"grad_output": grad_output})["grad_output"].sum(
-        (0, 2, 3, 4)
-    )
-    return total
+    """Return the gradient of the bias (out_channels,): the sum over all but channels. Dtypes and errors as in `fprop`."""
+    gradient = _operands({"grad_output": problem.output_shape}, {"grad_output": grad_output})["grad_output"]
+    return np.asarray(gradient.sum((0, 2, 3, 4)))
 
 
 def run(pass_name: str, problem: Problem, tensors: Mapping[str, Array]) -> Array:
@@ -145,8 +143,8 @@ def magnitude(pass_name: str, problem: Problem, tensors: Mapping[str, Array]) ->
 def terms(pass_name: str, problem: Problem) -> Array:
     """Return K of the error bound: how many products (and bias) are added up in each element of the written tensor.
 
-    This is the same pass over tensors of ones. It depends on the geometry alone and is a product over the axes, so it is computed
-    as one. int64, a read-only view in the shape of the written tensor, which may be 0 where no tap reaches.
+    This is the same pass over tensors of ones. It depends on the geometry alone and is a product over the axes, so it is
+    computed as one. int64, a read-only view in the shape of the written tensor; 0 where no tap reaches.
     """
     shape = problem.shapes(pass_name)[0][problem.shapes(pass_name)[1]]
     constant = {"fprop": problem.in_channels, "dgrad": problem.out_channels, "wgrad": problem.batch * problem.groups}[pass_name]
@@ -167,8 +165,8 @@ def error_bound(
 ) -> Array:
     """Return how far each written element may be from the reference: `c*sqrt(K)*u_acc*B + 2*u_in*B + u_out*|ref| + tiny`.
 
-    The first term is the probabilistic form of the standard bound `K*u*B` of a sum of products (Higham, Accuracy and Stability of
-    Numerical Algorithms, 3.1; Higham and Mary 2019 for the square root), the second the rounding of both operands.
+    The first term is the probabilistic form of the standard bound `K*u*B` of a sum of products (Higham, Accuracy and Stability
+    of Numerical Algorithms, 3.1; Higham and Mary 2019 for the square root), the second the rounding of both operands.
 
     Args:
         pass_name: "fprop", "dgrad" or "wgrad".
@@ -244,8 +242,8 @@ def _axis_terms(pass_name: str, problem: Problem, a: int) -> Array:
     return counts
 
 
-# Inside, tensors are (groups, channels / groups, batch, D, H, W) and weights (kD, kH, kW, groups, in / groups, out / groups), so that
-# one matrix product for each tap does all of its multiply-adds.
+# Inside, tensors are (groups, channels / groups, batch, D, H, W) and weights (kD, kH, kW, groups, in / groups, out / groups):
+# then one matrix product for each tap does all of its multiply-adds.
 def _group(problem: Problem, tensor: Array) -> Array:
     batch, channels, *size = tensor.shape
     split = tensor.reshape(batch, problem.groups, channels // problem.groups, *size)

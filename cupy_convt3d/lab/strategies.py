@@ -13,14 +13,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ..errors import ProblemError
-from ..problem import Problem
+from ..problem import PASSES, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Range = tuple[int, int]
 
 
 def _on_any_axis(rule: Callable[[int, int, int, int, int, int], bool]) -> Callable[[Problem], bool]:
-    """Make a predicate of (input size, kernel, stride, padding, output_padding, dilation) one of problems, true on some axis."""
+    """Make a predicate of problems from one of (size, kernel, stride, padding, output_padding, dilation): some axis has it."""
 
     def holds(problem: Problem) -> bool:
         fields = (problem.input_size, problem.kernel_size, problem.stride)
@@ -121,9 +121,10 @@ def _unsteered(axis: _Axis) -> Range:
     return 0, 99
 
 
-# A steering draws some field of one axis (of every axis for the last three) from a narrower range, that may depend on the fields
+# A steering draws some field of one axis (of every axis for the last three) from a narrower range that may depend on the fields
 # already drawn: kernel, stride, dilation, output_padding, size, padding. Each class that even draws would seldom reach has one.
-# NOTE: the ranges must lie within those of "", which comes first: shrinking then replaces any steering by "" and keeps the values.
+# NOTE: a steering makes as many choices as "", which comes first, and of the same values: so shrinking can replace it by "" and
+# keep the rest. A choice left out, or made by index, would leave the counterexample with the fields that only steering needed.
 _STEERINGS: dict[str, dict[str, Callable[[_Axis], Range]]] = {
     "": {},
     "stride > kernel": {"kernel": lambda a: (1, 2), "stride": lambda a: (3, 4)},
@@ -171,7 +172,7 @@ def problems(
     draw: st.DrawFn,
     pass_name: str = "fprop",
     *,
-    max_multiply_adds: int = 20_000,
+    max_multiply_adds: int = 40_000,
     max_kernel: int = 5,
     max_stride: int = 4,
     max_dilation: int = 3,
@@ -184,20 +185,22 @@ def problems(
     Args:
         draw: given by Hypothesis.
         pass_name: only "fprop" draws a bias.
-        max_multiply_adds: what one example may cost at most, clipped taps counted.
+        max_multiply_adds: most useful multiply-adds of one example (half its `Problem.flop`).
         max_kernel, max_stride, max_dilation, max_size: largest value on an axis.
         max_channels: largest number of channels of a group, and of groups.
         tiles: tile sizes of a kernel; a third of the draws each land on `n*tile - 1`, `n*tile` or `n*tile + 1` with n = 1 or 2.
-            Of `TILE_QUANTITIES`, "output_voxels" are those of the largest residue class (`Problem.names["residue_voxels"]`), the
-            others as in `Problem.names`. A tail passes the limits above, but not `max_multiply_adds` unless it alone does.
+            Of `TILE_QUANTITIES`, "output_voxels" are those of the largest residue class, `Problem.names["residue_voxels"]`;
+            the others are as in `Problem.names`. A tail passes the limits above, but `max_multiply_adds` only if it alone does.
 
     Raises:
         ProblemError: `pass_name` or a quantity in `tiles` is unknown.
     """
     if unknown := set(tiles or ()) - set(TILE_QUANTITIES):
         raise ProblemError(f"tiles={dict(tiles or {})!r}: {', '.join(unknown)} is not one of {', '.join(TILE_QUANTITIES)}")
+    if pass_name not in PASSES:
+        raise ProblemError(f"pass={pass_name!r}: must be one of {', '.join(PASSES)}")
     maxima = {"kernel": max_kernel, "stride": max_stride, "dilation": max_dilation}
-    steering = draw(st.sampled_from(list(_STEERINGS)))
+    steering = draw(st.sampled_from([*_STEERINGS, "kernel = stride"]))  # twice, for (1, 1, 1) does not count as one
     grouping = _GROUPINGS[draw(st.sampled_from(["", *_GROUPINGS]))]
     cubic = draw(st.integers(0, 2)) == 2
     first = draw(st.integers(0, 2))
@@ -213,7 +216,7 @@ def problems(
         natural = (1, 1, *range(1, max_channels + 1)) if name == "groups" else range(1, max_channels + 1)
         counts[name] = _draw_from(draw, natural, budget, grouping.get(name, (1, 99)))
         budget = budget if name in targets else budget // counts[name]
-    batch = draw(st.sampled_from([n for n in (1, 2, 1, 2, 1, 3) if n <= max(1, budget)] + [0]))
+    batch = draw(st.sampled_from([n for n in (1, 2, 1, 2, 3) if n <= max(1, budget)] + [0]))
     counts = {"batch": batch} | counts | targets
     bias = draw(st.booleans()) and pass_name == "fprop"
     for axis, rule in zip(order, rules, strict=True):  # last, so that its range leaves nothing to filter
@@ -258,7 +261,7 @@ def _draw_targets(draw: st.DrawFn, tiles: Mapping[str, int], order: Sequence[_Ax
     targets: dict[str, int] = {}
     for quantity, tile in tiles.items():
         wanted = draw(st.integers(0, 2)) == 2
-        target = max(1, draw(st.integers(1, 2)) * tile + draw(st.sampled_from((0, -1, 1))))
+        target = max(1, draw(st.integers(1, 2)) * tile + draw(st.sampled_from((-1, 0, 1))))
         sizes = _draw_split(draw, target) if quantity.endswith("voxels") else ()
         if not wanted or (targets and target > budget) or (sizes and order[0].wanted_size):
             continue
@@ -334,14 +337,14 @@ EXACT_LIMIT = {"fp64": 2**53, "fp32": 2**24, "fp16": 65504, "bf16": 2**24}
 
 def numpy_dtype(dtype_name: str) -> np.dtype[Any]:
     """Return the NumPy dtype of "fp64", "fp32", "fp16" or "bf16" (that of ml_dtypes); ProblemError for another name."""
+    scalars: dict[str, type] = {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16}
     if dtype_name == "bf16":
         import ml_dtypes  # only bf16 needs it
 
-        return np.dtype(ml_dtypes.bfloat16)
-    try:
-        return np.dtype({"fp64": np.float64, "fp32": np.float32, "fp16": np.float16}[dtype_name])
-    except KeyError:
-        raise ProblemError(f"dtype={dtype_name!r}: must be fp64, fp32, fp16 or bf16") from None
+        scalars["bf16"] = ml_dtypes.bfloat16
+    if dtype_name not in scalars:
+        raise ProblemError(f"dtype={dtype_name!r}: must be fp64, fp32, fp16 or bf16")
+    return np.dtype(scalars[dtype_name])
 
 
 def most_terms(pass_name: str, problem: Problem) -> int:
@@ -363,7 +366,7 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
         pass_name: "fprop", "dgrad" or "wgrad".
         problem: the geometry.
         dtype_name: "fp64", "fp32", "fp16" or "bf16" (ml_dtypes).
-        kind: "exact": integers in [-8, 8]. "exact_wide": odd integers of 13 to 16 bits in one operand and +-1..3 in the other,
+        kind: "exact": integers in [-8, 8] but 0. "exact_wide": odd integers of 13 to 16 bits in one operand and +-1..3 in the other,
             swapped by the parity of the seed, fp32 and fp64 only; for fp64 they have 26 to 32 bits, so that a detour through
             fp32 shows too. Both narrow the range, and for very long sums thin out an operand, so that `reference.magnitude`
             stays below `EXACT_LIMIT[dtype_name]`. "random": standard normal, rounded to the dtype.
@@ -392,7 +395,9 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
 
 def _draw_small(generator: np.random.Generator, read: Mapping[str, tuple[int, ...]], largest_term: float) -> dict[str, Array]:
     largest = max(1, min(8, math.isqrt(int(largest_term))))
-    arrays: dict[str, Array] = {name: generator.integers(-largest, largest + 1, shape, np.int8) for name, shape in read.items()}
+    arrays: dict[str, Array] = {name: generator.integers(-largest, largest, shape, np.int8) for name, shape in read.items()}
+    for array in arrays.values():
+        array += array >= 0  # no zeros: a tensor of one element would otherwise test nothing now and then
     _thin_out(generator, next(iter(arrays.values())), largest_term / largest**2)
     return arrays
 

@@ -1,0 +1,65 @@
+# `make demo` and `make test` do their own set-up: they make .venv when it is missing or older than pyproject.toml.
+# `PYTHON=python3 make test` uses that Python as it is and installs nothing (a GPU machine with no network).
+
+BASE_PYTHON ?= python3
+WORKERS ?= auto
+SEED ?= $(shell date +%s)
+SEARCH_EXAMPLES ?= 1000
+PYTEST_ARGS ?=
+
+ifdef PYTHON
+RUN := $(PYTHON)
+READY :=
+READY_DEV :=
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+else
+RUN := .venv/bin/python
+READY := .venv/.installed
+READY_DEV := .venv/.installed-dev
+endif
+
+CONVT3D := $(RUN) -m cupy_convt3d
+# Spread over the cores where pytest-xdist is installed, else run one after the other.
+XDIST = $$($(RUN) -c "import xdist" 2>/dev/null && echo "-n $(WORKERS) --dist worksteal")
+DEMO := $(if $(wildcard cupy_convt3d/lab/report.py),report --out report,check)
+
+.PHONY: demo test test-rest test-all search lint format clean
+
+demo: $(READY)
+	$(CONVT3D) $(DEMO)
+
+# Every quick test; under 15 minutes on two cores.
+test: $(READY)
+	$(RUN) -m pytest tests -m "not slow and not large" $(XDIST) $(PYTEST_ARGS)
+
+# What `make test` leaves out: random search, sanitizers, all architectures, packaging, notebooks.
+test-rest: search
+	$(RUN) -m pytest --nbmake tests notebooks -m "slow or large" $(XDIST) $(PYTEST_ARGS)
+
+test-all: test test-rest
+
+# Problems that no earlier run has seen; `make search SEED=...` repeats one.
+search: $(READY)
+	@echo "random search: make search SEED=$(SEED) SEARCH_EXAMPLES=$(SEARCH_EXAMPLES)"
+	$(CONVT3D) check --backend host --seed $(SEED) --examples $(SEARCH_EXAMPLES)
+
+lint: $(READY_DEV)
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	git ls-files '*.cu' '*.cuh' '*.h' | xargs $(RUN) -m clang_format --dry-run --Werror
+
+format: $(READY_DEV)
+	$(RUN) -m ruff check --fix .
+	git ls-files '*.cu' '*.cuh' '*.h' | xargs $(RUN) -m clang_format -i
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x .venv/bin/python || $(BASE_PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[test]"
+	touch $@
+
+.venv/.installed-dev: .venv/.installed
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[test,dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist report .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,368 @@
+"""`convt3d report`: check every registered kernel, run it on a real volume, time it, and write down what came out."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..backends.base import Backend
+from ..backends.cuda import CudaBackend
+from ..backends.cuda import available as cuda_available
+from ..backends.host import HostBackend
+from ..errors import BackendError
+from ..kernel import Kernel
+from ..problem import PASSES, Problem
+from ..registry import kernels
+from . import plots
+from .check import CheckReport, check
+from .measure import Bench, Ceilings, Row, measure_ceilings
+from .suites import scaled_down, suite
+
+FORMAT = 1  # of report.json
+EXAMPLES = 60
+HOST_FLOP_LIMIT = 4_000_000
+_VOLUME = ("tests", "data", "example4d.nii.gz")
+
+
+@dataclass(frozen=True)
+class RealInput:
+    """One kernel's upsampling of the MRI volume: the largest difference inside, over the volume's largest value."""
+
+    kernel: str
+    elapsed_ms: float
+    difference: float
+    passed: bool
+
+
+def main(
+    out: Path | None = None,
+    examples: int = EXAMPLES,
+    *,
+    backend: str | None = None,
+    flop_limit: int = HOST_FLOP_LIMIT,
+    budget_ms: float | None = None,
+    registered: Mapping[str, Kernel] | None = None,
+    console: Console | None = None,
+) -> int:
+    """Check, try on real input, and time every registered kernel; write `report.html` and `report.json`.
+
+    Args:
+        out: directory of the two files; None is `report/` in the current directory.
+        examples: random problems a kernel is checked on.
+        backend: "cuda" or "host"; None takes the GPU where there is one.
+        flop_limit: the named problems are scaled down to this many useful FLOP on the host; a GPU runs them whole.
+        budget_ms: time for the repeats of one measurement; None is 500 on a GPU and 100 on the host.
+        registered: the kernels; None takes the shipped ones.
+        console: where the terminal's text goes.
+
+    Returns:
+        0, or 1 if a kernel failed its check, its result on the real input, or a result that was timed.
+
+    Raises:
+        BackendError: there is no GPU where "cuda" was asked for, or no C++ compiler for the host.
+    """
+    started = time.perf_counter()
+    console = console or Console()
+    where = _backend(backend)
+    bench = Bench(where, budget_ms or (500.0 if where.name == "cuda" else 100.0))
+    registered = kernels() if registered is None else registered
+    data = provenance(bench)
+    _print_machine(console, data)
+    columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        checks = _check_all(progress, registered, where, examples)
+        volume, upsampled, real = _real_input(progress, registered, bench)
+        ceilings = measure_ceilings(bench)
+        rows = _time_all(progress, registered, bench, flop_limit, ceilings)
+    passed = all(c.passed for c in checks.values()) and all(r.passed for r in real) and not any(r.wrong for r in rows)
+    data |= {
+        "passed": passed,
+        "elapsed_s": round(time.perf_counter() - started, 1),
+        "checks": [_check_entry(name, c) for name, c in checks.items()],
+        "real_input": {"source": "nibabel " + "/".join(_VOLUME), "shape": list(volume.shape), "rows": [asdict(r) for r in real]},
+        "ceilings": None if ceilings is None else asdict(ceilings),
+        "scaled_down": where.name == "host",
+        "flop_limit": flop_limit if where.name == "host" else None,
+        "rows": [{**asdict(row), "wrong": row.wrong} for row in rows],
+    }
+    _print_results(console, data)
+    out = Path("report") if out is None else Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.json").write_text(json.dumps(_finite(data), indent=1, allow_nan=False) + "\n")
+    (out / "report.html").write_text(html(data, _pictures(checks, rows, ceilings, volume, upsampled)), encoding="utf-8")
+    console.print(f"{'Passed' if passed else '[bold red]FAILED[/]'} in {data['elapsed_s']:.0f} s. Written: {out / 'report.html'}, {out / 'report.json'}")
+    return 0 if passed else 1
+
+
+def html(data: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
+    """Return the report as one self-contained page; every text in it is escaped, pictures are data URIs."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["ms"] = _ms
+    template = environment.from_string(resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8"))
+    return template.render(**data, pictures=pictures, comparisons=comparisons(data["rows"]))
+
+
+def comparisons(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return an entry for each problem and pass: torch's row (or None), the kernels' rows, and the quickest right kernel's name."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for pass_name in PASSES:
+        for row in rows:
+            if row["pass_name"] == pass_name:
+                groups.setdefault((pass_name, row["case"]), []).append(row)
+    entries = []
+    for (pass_name, case), own in groups.items():
+        contenders = [row for row in own if not row["is_rival"]]
+        right = [row for row in contenders if row["median_ms"] is not None and not row["wrong"]]
+        best = min(right, key=lambda row: row["median_ms"], default=None)
+        rival = next((row for row in own if row["is_rival"]), None)
+        entries.append({"pass_name": pass_name, "case": case, "rival": rival, "kernels": contenders, "best": best})
+    return entries
+
+
+def mri_volume() -> np.ndarray[Any, Any]:
+    """Return the first volume of the MRI that nibabel ships, (depth, height, width) = (24, 96, 128), as fp32."""
+    import nibabel
+
+    path = Path(nibabel.__file__).parent.joinpath(*_VOLUME)
+    return np.ascontiguousarray(np.asarray(nibabel.load(path).dataobj[..., 0]).T.astype(np.float32))
+
+
+def trilinear_weight() -> np.ndarray[Any, Any]:
+    """Return the (1, 1, 4, 4, 4) weight that, with stride 2 and padding 1, upsamples trilinearly by 2."""
+    line = np.array([0.25, 0.75, 0.75, 0.25], np.float32)
+    return np.einsum("i,j,k->ijk", line, line, line)[None, None]
+
+
+def trilinear(volume: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return `volume` upsampled by 2 as torch's `interpolate(mode="trilinear", align_corners=False)` does; by torch where it is installed."""
+    try:
+        import torch
+    except ImportError:
+        for axis in range(3):
+            edge = [(1, 1) if a == axis else (0, 0) for a in range(3)]
+            moved = np.moveaxis(np.pad(volume, edge, mode="edge"), axis, -1)
+            pairs = (0.25 * moved[..., :-2] + 0.75 * moved[..., 1:-1], 0.75 * moved[..., 1:-1] + 0.25 * moved[..., 2:])
+            volume = np.moveaxis(np.stack(pairs, -1).reshape(*moved.shape[:-1], -1), -1, axis)
+        return volume
+    source = torch.from_numpy(volume)[None, None]
+    return np.asarray(torch.nn.functional.interpolate(source, scale_factor=2, mode="trilinear", align_corners=False)[0, 0])
+
+
+def upsample(bench: Bench, kernel: Kernel, volume: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], RealInput]:
+    """Upsample a volume by 2 with a kernel and compare the inside with trilinear interpolation.
+
+    The outermost voxels differ by definition: interpolation repeats the edge, a transposed convolution sees zeros beyond it.
+    """
+    d, h, w = volume.shape
+    problem = Problem(1, 1, 1, (d, h, w), (4, 4, 4), (2, 2, 2), (1, 1, 1))
+    output = bench.xp.full(problem.output_shape, np.nan, np.float32)
+    arrays = {"input": bench.xp.asarray(volume[None, None]), "weight": bench.xp.asarray(trilinear_weight()), "output": output}
+    times = bench.backend.time(bench.prepared(kernel, problem, "fp32", arrays), 1)
+    result = (output if isinstance(output, np.ndarray) else output.get())[0, 0]
+    inside = (slice(1, -1),) * 3
+    difference = float(np.abs(result[inside] - trilinear(volume)[inside]).max() / np.abs(volume).max())
+    # A sum of 8 products of magnitudes that add up to at most the largest value: 8 roundings on each side.
+    passed = bool(difference <= 16 * 2.0**-24 and np.isfinite(result).all())
+    return result, RealInput(kernel.name, times[0], difference, passed)
+
+
+def provenance(bench: Bench) -> dict[str, Any]:
+    """Return where and with what a report is made: time, machine, versions, commit, TF32 state."""
+    packages = ("cupy-convt3d", "numpy", "torch", "cupy-cuda12x", "cupy-cuda13x", "nibabel", "matplotlib")
+    versions = {"python": platform.python_version(), **{name: v for name in packages if (v := _version(name))}}
+    torch = bench.torch
+    if torch is not None and bench.backend.name == "cuda":
+        versions |= {"torch CUDA": str(torch.version.cuda), "cuDNN": str(torch.backends.cudnn.version())}
+    return {
+        "format": FORMAT,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": bench.backend.capabilities() | {"system": f"{platform.system()} {platform.release()} {platform.machine()}"},
+        "versions": versions,
+        "commit": _commit(),
+        "rival": None if torch is None else bench.rival_name,
+        "tf32": {"kernels": "off", "torch while timed": "off (fp32_precision=ieee)", "CUPY_TF32": os.environ.get("CUPY_TF32", "unset")},
+    }
+
+
+def _backend(name: str | None) -> Backend:
+    if name not in (None, "cuda", "host"):
+        raise BackendError(f"backend={name!r}: must be cuda or host")
+    if name == "cuda" or (name is None and cuda_available()):
+        return CudaBackend()
+    return HostBackend()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _check_all(progress: Progress, registered: Mapping[str, Kernel], backend: Backend, examples: int) -> dict[str, CheckReport]:
+    task = progress.add_task("check", total=len(registered))
+    reports = {}
+    for name, kernel in registered.items():
+        progress.update(task, description=f"check {name}")
+        reports[name] = check(kernel, backend=backend.name, examples=examples)
+        progress.advance(task)
+    return reports
+
+
+def _real_input(
+    progress: Progress, registered: Mapping[str, Kernel], bench: Bench
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, list[RealInput]]:
+    volume = mri_volume()
+    able = [kernel for kernel in registered.values() if kernel.pass_name == "fprop" and "fp32" in kernel.dtypes]
+    upsampled, rows = None, []
+    for kernel in progress.track(able, description="upsample the MRI volume"):
+        result, row = upsample(bench, kernel, volume)
+        rows.append(row)
+        if row.passed and upsampled is None:
+            upsampled = result
+    return volume, upsampled, rows
+
+
+def _time_all(
+    progress: Progress, registered: Mapping[str, Kernel], bench: Bench, flop_limit: int, ceilings: Ceilings | None
+) -> list[Row]:
+    problems = suite("named")
+    if bench.backend.name == "host":
+        problems = {name: scaled_down(problem, flop_limit) for name, problem in problems.items()}
+    task = progress.add_task("time", total=len(problems) * len(PASSES))
+    rows: list[Row] = []
+    for name, problem in problems.items():
+        for pass_name in PASSES:
+            progress.update(task, description=f"time {name} {pass_name}")
+            able = [kernel for kernel in registered.values() if kernel.pass_name == pass_name]
+            if able:
+                rows += bench.compare(name, problem, pass_name, able, "fp32", ceilings)
+            progress.advance(task)
+    return rows
+
+
+def _check_entry(name: str, report: CheckReport) -> dict[str, Any]:
+    counterexample = None if report.counterexample is None else str(report.counterexample)
+    return {
+        "kernel": name,
+        "passed": report.passed,
+        "examples": report.examples,
+        "distinct_problems": report.distinct_problems,
+        "missing": [str(feature) for feature in report.missing],
+        "worst_ratio": report.worst_ratio,
+        "elapsed_s": report.elapsed_s,
+        "counterexample": counterexample,
+        "reproduce": report.reproduce,
+        "text": "" if report.passed else str(report),
+    }
+
+
+def _pictures(
+    checks: Mapping[str, CheckReport],
+    rows: Sequence[Row],
+    ceilings: Ceilings | None,
+    volume: np.ndarray[Any, Any],
+    upsampled: np.ndarray[Any, Any] | None,
+) -> dict[str, str]:
+    pictures = {"errors": _data_uri(plots.error_histogram({name: list(c.ratios) for name, c in checks.items()}), "svg")}
+    if any(row.median_ms for row in rows):
+        pictures["speed"] = _data_uri(plots.speed_bars(rows), "svg")
+    if ceilings is not None:
+        pictures["roofline"] = _data_uri(plots.roofline(rows, ceilings), "svg")
+    if upsampled is not None:
+        pictures["volume"] = _data_uri(plots.volume_slices(volume, upsampled), "png")
+    return pictures
+
+
+def _data_uri(figure: Any, kind: str) -> str:
+    stream = io.BytesIO()
+    figure.savefig(stream, format=kind, dpi=150)
+    mime = {"svg": "image/svg+xml", "png": "image/png"}[kind]
+    return f"data:{mime};base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with NaN and infinities as text: JSON has no word for them."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return value
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.3f}"
+
+
+def _print_machine(console: Console, data: Mapping[str, Any]) -> None:
+    table = Table("machine", "", title="convt3d report", title_justify="left", show_header=False, box=None)
+    for key, value in data["machine"].items():
+        table.add_row(key, value)
+    table.add_row("rival", data["rival"] or "none (torch is not installed)")
+    console.print(table)
+    if data["machine"]["backend"] == "host":
+        console.print("No GPU in use: the CUDA sources run on the CPU, which shows that they are right, not how quick they are.")
+
+
+def _print_results(console: Console, data: Mapping[str, Any]) -> None:
+    checked = Table("kernel", "check", "problems", "worst error / bound", "s", "MRI x2, inside", title="Checked", title_justify="left")
+    real = {row["kernel"]: row for row in data["real_input"]["rows"]}
+    for entry in data["checks"]:
+        row = real.get(entry["kernel"])
+        inside = "" if row is None else f"{'equal' if row['passed'] else '[red]DIFFERS[/]'} ({row['difference']:.1e})"
+        verdict = "passed" if entry["passed"] else "[red]FAILED[/]"
+        numbers = (str(entry["distinct_problems"]), f"{entry['worst_ratio']:.2g}", f"{entry['elapsed_s']:.1f}")
+        checked.add_row(_plain(entry["kernel"]), verdict, *numbers, inside)
+    console.print(checked)
+    for entry in data["checks"]:
+        if not entry["passed"]:
+            console.print(entry["text"], markup=False, highlight=False)
+    title = "Timed, fp32, milliseconds (median)"
+    if data["scaled_down"]:
+        title += f": scaled down to {data['flop_limit'] / 1e6:.3g} MFLOP, host; these are no GPU numbers"
+    timed = Table("pass", "problem", "kernel", "ms", data["rival"] or "torch", "rival / kernel", "of floor", title=title, title_justify="left")
+    for entry in comparisons(data["rows"]):
+        for row in entry["kernels"]:
+            speedup = "-" if row["speedup"] is None else f"{row['speedup']:.3g}x"
+            share = "-" if row["share_of_floor"] is None else f"{row['share_of_floor']:.0%}"
+            took = "[red]WRONG[/]" if row["wrong"] else _plain(row["note"]) or _ms(row["median_ms"])
+            rival_ms = _ms(entry["rival"] and entry["rival"]["median_ms"])
+            timed.add_row(entry["pass_name"], entry["case"], _plain(row["contender"]), took, rival_ms, speedup, share)
+        timed.add_section()
+    console.print(timed)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,87 @@
+"""The named problems that kernels are timed on, and the same problems scaled down to what one CPU core computes in an instant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..errors import ProblemError
+from ..problem import AXES, Problem, Triple
+
+# KernelBench level 1. Its 73 passes `groups` where its reference takes `output_padding` and then ignores it, so the file runs
+# with one group (kb73_g1); kb73 is what its title says.
+_KERNELBENCH = {
+    "kb58": Problem(16, 32, 16, (16, 32, 64), (3, 5, 7)),
+    "kb61": Problem(8, 48, 48, (64, 64, 64), (3, 3, 3)),
+    "kb68": Problem(16, 32, 64, (64, 64, 64), (3, 5, 5)),
+    "kb70": Problem(8, 48, 24, (96, 96, 96), (3, 3, 3)),
+    "kb72": Problem(8, 32, 32, (12, 24, 48), (3, 5, 7), (2, 2, 2), (1, 2, 3), (1, 1, 1), groups=4),
+    "kb73": Problem(4, 32, 32, (32, 64, 128), (3, 3, 3), (2, 2, 2), (1, 1, 1), groups=4),
+    "kb73_g1": Problem(4, 32, 32, (32, 64, 128), (3, 3, 3), (2, 2, 2), (1, 1, 1)),
+    "kb77": Problem(16, 32, 64, (16, 32, 32), (3, 3, 3), (2, 2, 2), (1, 1, 1), dilation=(2, 2, 2)),
+}
+
+# Layers of real networks: two decoder levels of a 3D U-Net, a GAN's generator, a video autoencoder's decoder.
+_LAYERS = {
+    "unet_up1": Problem(2, 64, 32, (64, 64, 64), (2, 2, 2), (2, 2, 2)),
+    "unet_up2": Problem(2, 320, 256, (16, 16, 16), (2, 2, 2), (2, 2, 2)),
+    "gan_4s2p1": Problem(16, 256, 128, (16, 16, 16), (4, 4, 4), (2, 2, 2), (1, 1, 1)),
+    "vae_3s2": Problem(1, 128, 128, (16, 64, 64), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
+}
+
+SUITES: dict[str, dict[str, Problem]] = {
+    "kernelbench": _KERNELBENCH,
+    "layers": _LAYERS,
+    "named": {**_KERNELBENCH, **_LAYERS},
+}
+
+
+def suite(name: str) -> dict[str, Problem]:
+    """Return the problems of a suite ("kernelbench", "layers" or "named", which is both) by their names.
+
+    Raises:
+        ProblemError: there is no such suite.
+    """
+    if name not in SUITES:
+        raise ProblemError(f"suite={name!r}: must be one of {', '.join(SUITES)}")
+    return dict(SUITES[name])
+
+
+def scaled_down(problem: Problem, flop_limit: int) -> Problem:
+    """Return a problem of at most `flop_limit` useful FLOP with the same kernel, stride, padding, dilation and bias.
+
+    Batch, volume and channels are halved, always the one that is largest for its kind; groups only when nothing else is left.
+    A problem that is small enough comes back as it is; one that can't get below the limit comes back as small as it gets.
+    """
+    while problem.flop > flop_limit:
+        smaller = max(_reductions(problem), key=lambda reduction: reduction[0], default=None)
+        if smaller is None:
+            break
+        problem = smaller[1]
+    return problem
+
+
+def _reductions(problem: Problem) -> Iterator[tuple[float, Problem]]:
+    """Yield the problems one halving away, each with how far what is halved is above its own small size."""
+    ins, outs = problem.in_channels // problem.groups, problem.out_channels // problem.groups
+    changes: list[tuple[float, dict[str, int | Triple]]] = []
+    if problem.batch > 1:
+        changes.append((problem.batch, {"batch": problem.batch // 2}))
+    if ins > 1:
+        changes.append((ins / 4, {"in_channels": ins // 2 * problem.groups}))
+    if outs > 1:
+        changes.append((outs / 4, {"out_channels": outs // 2 * problem.groups}))
+    for axis in range(len(AXES)):
+        size = list(problem.input_size)
+        if size[axis] > 1:
+            above = size[axis] / (problem.kernel_size[axis] + problem.stride[axis])
+            size[axis] //= 2
+            changes.append((above, {"input_size": (size[0], size[1], size[2])}))
+    if problem.groups > 1 and problem.groups % 2 == 0:
+        half = problem.groups // 2
+        changes.append((0.0, {"groups": half, "in_channels": ins * half, "out_channels": outs * half}))
+    for above, change in changes:
+        try:
+            yield above, replace(problem, **change)  # type: ignore[arg-type]
+        except ProblemError:  # the padding would leave nothing of so small a volume
+            continue

@@ -1,0 +1,275 @@
+"""One example: a kernel run on drawn tensors between guard bands, and what is wrong with what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import reference
+from ..backends.base import Backend, TensorRef, run
+from ..dtypes import DTYPES
+from ..kernel import Kernel
+from ..problem import Problem
+from .strategies import draw_tensors
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LAYOUTS = ("contiguous", "channels_last", "padded")
+_GUARD = 2048  # elements on either side; a multiple of every vector load's alignment
+# Bit patterns by element type. UNWRITTEN fills the output, STRAY the guards and gaps, OUTSIDE all that must not be read:
+# quiet NaNs with payloads of their own, since arithmetic hands the payload of an operand on.
+_UNWRITTEN = {"fp64": 2**64 - 1, "fp32": 2**32 - 1, "fp16": 2**16 - 1, "bf16": 2**16 - 1}
+_REFILLED = {"fp64": 0xFFF8DEADFACEFACE, "fp32": 0xFFC0FACE, "fp16": 0xFECE, "bf16": 0xFFCE}
+_STRAY = {"fp64": 0x7FF8A5A5A5A5A5A5, "fp32": 0x7FC0A5A5, "fp16": 0x7EA5, "bf16": 0x7FE5}
+_OUTSIDE = {"fp64": 0x7FF85A5A5A5A5A5A, "fp32": 0x7FC05A5A, "fp16": 0x7E5A, "bf16": 0x7FDA}
+_NAMES = {np.dtype(np.float64): "fp64", np.dtype(np.float32): "fp32"}
+
+
+@dataclass
+class Outcome:
+    """What became of one example.
+
+    Attributes:
+        ok: nothing was found.
+        ratio: worst error over its bound for kind "random"; 0 for the exact kinds.
+        message: what was found, in one sentence.
+        index, expected, got: the first wrong element of the written tensor.
+    """
+
+    ok: bool
+    ratio: float = 0.0
+    message: str = ""
+    index: tuple[int, ...] | None = None
+    expected: float | None = None
+    got: float | None = None
+
+
+class _HostMemory:
+    """Tensors of the host backend are NumPy's own."""
+
+    def put(self, array: Array) -> Any:
+        return array
+
+    def get(self, handle: Any) -> Array:
+        return np.asarray(handle)
+
+    def pointer(self, handle: Any) -> int:
+        return int(handle.__array_interface__["data"][0])  # four times as fast as .ctypes.data
+
+
+class _DeviceMemory:
+    """Tensors of the CUDA backend are CuPy's; copies wait for the launches before them."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+
+    def put(self, array: Array) -> Any:
+        return self._cupy.asarray(array)
+
+    def get(self, handle: Any) -> Array:
+        return np.asarray(self._cupy.asnumpy(handle))
+
+    def pointer(self, handle: Any) -> int:
+        return int(handle.data.ptr)
+
+
+@dataclass
+class _Placed:
+    """A tensor inside a larger buffer of unsigned integers: where it starts, its strides, and where the buffer is."""
+
+    bits: Array  # the host's copy
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    handle: Any = None
+
+    def view(self, bits: Array) -> Array:
+        size = bits.itemsize
+        return np.ndarray(self.shape, bits.dtype, bits, self.start * size, tuple(step * size for step in self.strides))
+
+
+@dataclass
+class _Example:
+    """What every run of one example shares."""
+
+    backend: Backend
+    kernel: Kernel
+    problem: Problem
+    dtype: str
+    seed: int
+    memory: _HostMemory | _DeviceMemory = field(init=False)
+    guard: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = _HostMemory() if self.backend.name == "host" else _DeviceMemory()
+        # The address sanitizer's own red zones begin right at the end of an allocation.
+        self.guard = 0 if getattr(self.backend, "sanitizer", None) == "address" else _GUARD
+
+    def place(self, name: str, shape: tuple[int, ...], fill: int, generator: np.random.Generator | None) -> _Placed:
+        layout = "contiguous"
+        if generator is not None and len(shape) == 5 and self.kernel.takes_strides(name):
+            layout = LAYOUTS[int(generator.integers(len(LAYOUTS)))]
+        strides, span = _strides(shape, layout, generator)
+        unsigned = np.dtype(f"u{DTYPES[self.dtype].itemsize}")
+        return _Placed(np.full(span + 2 * self.guard, fill, unsigned), self.guard, shape, strides)
+
+
+def _strides(shape: tuple[int, ...], layout: str, generator: np.random.Generator | None) -> tuple[tuple[int, ...], int]:
+    """Return strides in elements, and how many elements from the first to the last."""
+    order, gaps = list(range(len(shape))), [0] * len(shape)
+    if layout == "channels_last":
+        order = [0, 2, 3, 4, 1]
+    elif layout == "padded" and generator is not None:
+        order = [int(a) for a in generator.permutation(len(shape))]
+        gaps = [int(g) for g in generator.integers(0, 3, len(shape))]
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        step += gaps[axis] if layout == "padded" else 0
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return tuple(strides), step if 0 not in shape else 0
+
+
+def verify(backend: Backend, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+    """Run one example twice (on the host the second time in a shuffled order of threads) and judge both.
+
+    Args:
+        backend: where to run.
+        kernel: must be able to do the problem.
+        problem: the geometry.
+        dtype: "fp64", "fp32", "fp16" or "bf16".
+        kind: "exact" and "exact_wide" ask for the reference rounded once, "random" for `reference.error_bound`.
+        seed: of the values, of the layouts where the kernel takes strides (0: contiguous), and of the shuffled order.
+
+    Raises:
+        KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
+    """
+    example = _Example(backend, kernel, problem, dtype, seed)
+    values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
+    layouts = np.random.Generator(np.random.PCG64([seed, 1])) if seed else None
+    read = {}
+    for name, value in values.items():
+        read[name] = placed = example.place(name, value.shape, _OUTSIDE[dtype], layouts)
+        placed.view(placed.bits)[...] = value.view(placed.bits.dtype)
+    shape = problem.shapes(kernel.pass_name)[0][kernel.written]
+    written = example.place(kernel.written, shape, _STRAY[dtype], layouts)
+    ref = reference.run(kernel.pass_name, problem, values)
+    with np.errstate(over="ignore"):
+        expected = ref.astype(DTYPES[dtype].numpy)
+    bound = _bound(kernel, problem, dtype, values, ref) if kind == "random" else None
+
+    bits = _execute(example, read, written, _UNWRITTEN[dtype], 0)
+    outcome = bits if isinstance(bits, Outcome) else _judge(example, bits, ref, expected, bound)
+    if isinstance(bits, Outcome) or not outcome.ok:
+        return _explained(example, read, written, bits, outcome)
+    again = _execute(example, read, written, _UNWRITTEN[dtype], 2 * seed + 1)
+    second = again if isinstance(again, Outcome) else _judge(example, again, ref, expected, bound)
+    if not second.ok:
+        order = "with threads in a shuffled order" if backend.name == "host" else "in a second run"
+        second.message += f"; only {order}: a barrier is missing, or threads race"
+        return second
+    if kernel.deterministic and not np.array_equal(bits, again):
+        return _element(example, np.not_equal(bits, again), bits, again, "two runs differ, yet the kernel is deterministic")
+    return outcome
+
+
+def _bound(kernel: Kernel, problem: Problem, dtype: str, values: Mapping[str, Array], ref: Array) -> Array:
+    return reference.error_bound(kernel.pass_name, problem, values, reference.precision(dtype), reference=ref)
+
+
+def _execute(example: _Example, read: Mapping[str, _Placed], written: _Placed, fill: int, order: int) -> Array | Outcome:
+    """Return the bits the kernel wrote, or what it did outside of them. `order` is the host's shuffle seed, 0 for none."""
+    memory, dtype = example.memory, example.dtype
+    fresh = written.bits.copy()
+    written.view(fresh)[...] = fill
+    placed = {**read, example.kernel.written: written}
+    for name, tensor in placed.items():
+        tensor.handle = memory.put(fresh if tensor is written else tensor.bits.copy())
+    refs = {n: TensorRef(memory.pointer(t.handle) + t.start * t.bits.itemsize, t.shape, t.strides) for n, t in placed.items()}
+    spaces: list[tuple[Any, int]] = []
+
+    def allocate(size: int) -> int:
+        name = _NAMES[DTYPES[dtype].accumulate]
+        unsigned = np.dtype(f"u{DTYPES[name].itemsize}")
+        count = -(-size // unsigned.itemsize)
+        handle = memory.put(np.full(count + 2 * example.guard, _OUTSIDE[name], unsigned))
+        spaces.append((handle, count))
+        return memory.pointer(handle) + example.guard * unsigned.itemsize
+
+    order = order if example.backend.name == "host" else 0
+    run(example.backend, example.kernel, example.problem, dtype, refs, allocate, seed=order)
+    example.backend.synchronize()
+    bits = memory.get(written.handle)
+    result = written.view(bits).copy()
+    return _damage(example, read, written, bits, spaces) or result
+
+
+def _damage(
+    example: _Example, read: Mapping[str, _Placed], written: _Placed, bits: Array, spaces: list[tuple[Any, int]]
+) -> Outcome | None:
+    """Return what the kernel wrote where nothing may be written."""
+    name, guard = example.kernel.written, example.guard
+    outside = bits.copy()
+    written.view(outside)[...] = _STRAY[example.dtype]
+    stray = np.flatnonzero(outside != _STRAY[example.dtype])
+    if stray.size:
+        offset = int(stray[0]) - written.start
+        where = f"{-offset} elements before its start" if offset < 0 else f"element offset {offset}"
+        return Outcome(False, message=f"{name} was overrun: {stray.size} elements outside of it were written, the first {where}")
+    for tensor_name, tensor in read.items():
+        if not np.array_equal(example.memory.get(tensor.handle), tensor.bits):
+            return Outcome(False, message=f"{tensor_name} was written to; a kernel must leave what it reads as it is")
+    for handle, count in spaces:
+        space = example.memory.get(handle)
+        pattern = _OUTSIDE[_NAMES[DTYPES[example.dtype].accumulate]]
+        if (space[:guard] != pattern).any() or (space[guard + count :] != pattern).any():
+            return Outcome(False, message=f"a workspace of {count} elements was overrun")
+    return None
+
+
+def _judge(example: _Example, bits: Array, ref: Array, expected: Array, bound: Array | None) -> Outcome:
+    got = bits.view(DTYPES[example.dtype].numpy)
+    if bound is None:
+        if np.array_equal(got, expected):  # -0 equals 0; a NaN equals nothing
+            return Outcome(True)
+        return _element(example, ~(got == expected), expected, got, "wrong value (integers: the result must be exact)")
+    with np.errstate(invalid="ignore"):
+        error = np.abs(got.astype(np.float64) - ref)
+        ratios = error / bound
+    worst = float(np.max(ratios, initial=0.0))
+    if worst <= 1.0:  # False for NaN
+        return Outcome(True, worst)
+    outcome = _element(example, ~(error <= bound), expected, got, "rounding error beyond its bound")
+    outcome.ratio = worst if np.isfinite(worst) else float("inf")
+    return outcome
+
+
+def _element(example: _Example, wrong: Array, expected: Array, got: Array, what: str) -> Outcome:
+    index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+    dtype = DTYPES[example.dtype].numpy
+    wanted, found = float(expected.view(dtype)[index]), float(got.view(dtype)[index])
+    if np.isnan(found):
+        what = "NaN: the kernel read outside a tensor (guard bands hold NaN), or memory that nothing was written to"
+    count = f"{int(wrong.sum())} of {wrong.size} elements"
+    return Outcome(False, 0.0, f"{what}; {count}", tuple(int(i) for i in index), wanted, found)
+
+
+def _explained(
+    example: _Example, read: Mapping[str, _Placed], written: _Placed, bits: Array | Outcome, outcome: Outcome
+) -> Outcome:
+    """Tell elements that were never written from those that got the pattern by arithmetic: they follow another filling."""
+    if isinstance(bits, Outcome):
+        return bits
+    again = _execute(example, read, written, _REFILLED[example.dtype], 0)
+    if isinstance(again, Outcome):
+        return outcome
+    untouched = (bits == _UNWRITTEN[example.dtype]) & (again == _REFILLED[example.dtype])
+    if untouched.any() and outcome.index is not None and untouched[outcome.index]:
+        outcome.message = f"never written; {int(untouched.sum())} of {untouched.size} elements"
+    elif outcome.index is not None and outcome.got is not None and not np.array_equal(bits, again):
+        outcome.message += "; what was in the output before shows through (atomics onto it, or elements left out)"
+    return outcome

@@ -1,0 +1,288 @@
+"""The child process that runs a stranger's kernel: what it crashes, hangs or corrupts is the child, never the caller.
+
+`python -m cupy_convt3d.lab.worker` imports everything once and then forks: the fork runs examples, and when a kernel has killed
+it the next one is there in milliseconds. Both talk to the parent in length-prefixed pickles over the original stdin and
+stdout; file descriptor 1 is then stderr, so that a kernel's printf cannot break into the protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import BackendError, CompileError, KernelError, LaunchError
+from ..kernel import Kernel
+from ..problem import Problem
+from .verify import Outcome, verify
+
+START_LIMIT_S = 120.0  # imports, CUDA initialisation
+COMPILE_LIMIT_S = 600.0
+_SANITIZER_EXIT = 66
+_EXCEPTIONS = {kind.__name__: kind for kind in (KernelError, CompileError, BackendError, LaunchError)}
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class _Gone(Exception):
+    """The child ended, with this wait status."""
+
+
+class _Late(Exception):
+    """The child did not answer in time."""
+
+
+def _read(descriptor: int, deadline: float | None = None) -> Any:
+    header = _read_bytes(descriptor, 8, deadline)
+    return pickle.loads(_read_bytes(descriptor, int.from_bytes(header, "little"), deadline))  # our own process wrote it
+
+
+def _read_bytes(descriptor: int, count: int, deadline: float | None) -> bytes:
+    data = b""
+    while len(data) < count:
+        if deadline is not None and not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise _Late
+        piece = os.read(descriptor, count - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data
+
+
+def _write(descriptor: int, value: Any) -> None:
+    data = pickle.dumps(value)
+    data = len(data).to_bytes(8, "little") + data
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+class Worker:
+    """Runs examples of one kernel in a child process, which is started again whenever the kernel has ended it.
+
+    Args:
+        kernel: what to run.
+        backend: "host" or "cuda".
+        sanitizer: as `HostBackend` takes it; host only.
+        time_limit_s: a longer example counts as a hang.
+
+    Raises:
+        BackendError: the sanitizer's runtime is missing.
+    """
+
+    def __init__(self, kernel: Kernel, backend: str, sanitizer: str | None = None, time_limit_s: float = 10.0) -> None:
+        self.time_limit_s = time_limit_s
+        self.restarts = 0
+        self._setup = (kernel, backend, sanitizer)
+        self._log: IO[bytes] = tempfile.TemporaryFile()
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
+        if sanitizer is not None:
+            from ..backends.host import sanitizer_environment
+
+            environment |= sanitizer_environment(sanitizer)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C is for the parent, which then closes the child
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._pid = 0  # of the fork; 0: it has not reported yet
+        self._compiled: set[str] = set()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child."""
+        for pid in (self._pid, self._process.pid):
+            if pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._process.communicate()
+        self._log.close()
+
+    def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+        """Run one example; a crash, a hang, a failed launch and a sanitizer's report are outcomes that are not ok.
+
+        Raises:
+            KernelError, CompileError, BackendError: the kernel cannot be compiled or cannot do the problem.
+        """
+        if dtype not in self._compiled:
+            failed = self._request("compile", dtype, limit_s=COMPILE_LIMIT_S)
+            if failed is not None:  # loading it has ended the child
+                return failed  # type: ignore[no-any-return]
+            self._compiled.add(dtype)
+        reply = self._request("verify", problem, dtype, kind, seed, limit_s=self.time_limit_s)
+        assert isinstance(reply, Outcome)
+        return reply
+
+    def _request(self, *request: Any, limit_s: float) -> Any:
+        self._log.seek(0, os.SEEK_END)
+        begin = self._log.tell()
+        try:
+            if not self._pid:
+                self._await_start()
+            _write(self._input, request)
+            status, value = _read(self._output, time.monotonic() + limit_s)
+            if status == "died":
+                raise _Gone(value)
+        except _Late:
+            os.kill(self._pid, signal.SIGKILL)
+            _read(self._output, time.monotonic() + START_LIMIT_S)  # the report of that death
+            self._forget()
+            return Outcome(False, message=f"hang: did not end within {limit_s:g} s")
+        except _Gone as gone:
+            self._forget()
+            return Outcome(False, message=_cause_of_death(gone.args[0], self._read_log(begin)))
+        except (EOFError, BrokenPipeError):
+            raise BackendError(f"the child process could not run:\n{self._read_log(0)[-2000:]}") from None
+        if status == "last":  # it leaves because the CUDA context is lost
+            _read(self._output, time.monotonic() + START_LIMIT_S)
+            self._forget()
+        if status == "error":
+            raise _EXCEPTIONS.get(value[0], RuntimeError)(value[1])
+        return value
+
+    def _await_start(self) -> None:
+        _, pid = _read(self._output, time.monotonic() + START_LIMIT_S)
+        _write(self._input, ("setup", *self._setup))
+        self._pid = pid
+
+    def _forget(self) -> None:
+        self._pid = 0
+        self._compiled.clear()
+        self.restarts += 1
+
+    def _read_log(self, begin: int) -> str:
+        self._log.seek(begin)
+        return self._log.read(1 << 20).decode(errors="replace")
+
+
+def _import_path() -> str:
+    """Return a PYTHONPATH under which the child finds this very package."""
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, paths))
+
+
+def _cause_of_death(status: int, log: str) -> str:
+    report = summarize_report(log)
+    if report is not None:
+        return report
+    if os.WIFSIGNALED(status):
+        return f"crash: the kernel's process was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    tail = log.strip().splitlines()[-1:] or ["no message"]
+    return f"crash: the kernel's process ended with exit code {os.WEXITSTATUS(status)} ({tail[0][:300]})"
+
+
+def summarize_report(log: str) -> str | None:
+    """Return one line for a sanitizer's report: the kind of error and the lines of the kernel it names; None if there is none."""
+    kinds = (
+        r"(?:ERROR|WARNING): (?P<tool>\w+Sanitizer): (?P<what>[\w-]+(?: race)?)",
+        r"(?P<place>[^\s:]+\.cuh?:\d+):\d+: runtime error: (?P<error>[^\n]*)",
+    )
+    for pattern in kinds:
+        match = re.search(pattern, log)
+        if match is None:
+            continue
+        found = match.groupdict()
+        rest = log[match.start() :]
+        places = list(dict.fromkeys(re.findall(r"([^\s():]+\.cuh?:\d+)", rest)))[:3]
+        access = re.search(r"\b(READ|WRITE) of size \d+", rest)
+        what = found.get("error") or " ".join(filter(None, (found.get("what"), access and f"({access[0]})")))
+        tool = found.get("tool") or "UndefinedBehaviorSanitizer"
+        return f"{tool}: {what} at {', '.join(places) or 'an unknown place'}"
+    return None
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere a lost parent leaves a spinning child
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def _serve(source: int, target: int) -> None:
+    """Answer requests until the parent goes away."""
+    _write(target, ("started", os.getpid()))
+    setup = _read(source)
+    while setup[0] != "setup":  # a request that the last fork died without reading
+        setup = _read(source)
+    _, kernel, backend_name, sanitizer = setup
+    backend: Any = None
+    while True:
+        request, *arguments = _read(source)
+        try:
+            if backend is None:
+                backend = _backend(backend_name, sanitizer)
+            if request == "compile":
+                from ..source import Instance
+
+                backend.compile(Instance(kernel, arguments[0]))
+                _write(target, ("ok", None))
+            else:
+                _write(target, ("ok", verify(backend, kernel, *arguments)))
+        except LaunchError as error:
+            lost = backend_name == "cuda"
+            _write(target, ("last" if lost else "ok", Outcome(False, message=str(error))))
+            if lost:
+                os._exit(0)
+        except tuple(_EXCEPTIONS.values()) as error:
+            _write(target, ("error", (type(error).__name__, str(error))))
+        except Exception as error:
+            lost = backend_name == "cuda" and "cupy" in type(error).__module__
+            if lost:  # an illegal access poisons the context: every later call would fail too
+                _write(target, ("last", Outcome(False, message=f"CUDA error: {error}")))
+                os._exit(0)
+            _write(target, ("error", ("RuntimeError", traceback.format_exc())))
+
+
+def _backend(name: str, sanitizer: str | None) -> Any:
+    if name == "host":
+        from ..backends.host import HostBackend
+
+        return HostBackend(sanitizer)
+    from ..backends.cuda import CudaBackend
+
+    return CudaBackend()
+
+
+def main() -> int:
+    """Fork a process that serves, and another one whenever that has died of something other than the parent's end."""
+    source, target = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    _die_with_parent()
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            _die_with_parent()
+            try:
+                _serve(source, target)
+            except (EOFError, BrokenPipeError):
+                os._exit(99)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(98)
+        status = os.waitpid(pid, 0)[1]
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 99:
+            return 0
+        _write(target, ("died", status))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

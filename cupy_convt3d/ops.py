@@ -1,0 +1,456 @@
+"""The functional API: `conv_transpose3d` and its two gradients on arrays, and the choice of backend and kernel.
+
+Everything is validated before anything is allocated or launched. A call is then one `_Call`: the problem, the arrays it reads, where
+the result goes, and who computes it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from .arrays import Array, keep_until_done, read, require_cupy
+from .backends.base import Backend, TensorRef, run
+from .errors import BackendError, KernelError, ProblemError
+from .kernel import Kernel
+from .problem import Problem
+from .registry import kernels
+
+Size = int | Sequence[int]
+
+# `algorithm="auto"`: the first of these that takes the problem. Tiles reuse what they load, residue classes waste no taps, and the
+# gather kernels take everything. All are deterministic, so results are bit-reproducible unless the user names another kernel.
+PREFERENCE = {
+    "fprop": ("fprop_tiled", "fprop_residue", "fprop_gather"),
+    "dgrad": ("dgrad_gather",),
+    "wgrad": ("wgrad_reduce",),
+}
+BACKENDS = ("cuda", "host", "torch")
+FP32_PRECISIONS = ("tf32", "tf32x3", "ieee")  # from loosest to strictest
+
+
+def conv_transpose3d(
+    x: Any,
+    w: Any,
+    bias: Any = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+    dilation: Size = 1,
+    *,
+    algorithm: str | Kernel = "auto",
+    fp32_precision: str | None = None,
+    backend: str | None = None,
+    out: Any = None,
+) -> Any:
+    """Return the 3D transposed convolution of `x`, as `torch.nn.functional.conv_transpose3d` defines it.
+
+    Input `i` and tap `t` feed output `o = i*stride - padding + t*dilation`; each output size is
+    `(in - 1)*stride - 2*padding + dilation*(kernel - 1) + output_padding + 1`.
+
+    Args:
+        x: the input (N, Cin, D, H, W) or (Cin, D, H, W); torch tensor, NumPy, CuPy or JAX array, or any `__dlpack__` object;
+            fp64, fp32, fp16 or bf16 (the last two accumulate in fp32).
+        w: the weight (Cin, Cout / groups, kD, kH, kW); dtype, device and library of `x`.
+        bias: (Cout,) or None.
+        stride, padding, output_padding, dilation: an int or three.
+        groups: divides Cin and Cout.
+        algorithm: "auto" (the first of `PREFERENCE` that takes the problem), a registered kernel's name with or without its pass
+            ("gather", "fprop_gather"), a `Kernel`, or "library" (torch's own operator).
+        fp32_precision: the loosest arithmetic allowed for fp32: "ieee", "tf32x3", "tf32"; None is
+            `torch.backends.cudnn.conv.fp32_precision` for torch tensors, else "ieee".
+        backend: "cuda", "host" (the same kernels on the CPU), "torch" (torch's own operator). None takes "cuda" for CUDA arrays
+            and "host" for CPU arrays, but "torch" for torch's CPU tensors unless `algorithm` names a kernel.
+        out: an array to write: the result's library, shape, dtype and device, any strides. Its bytes, from the first to the last,
+            must not overlap those of an input; interleaved views of one buffer are refused too.
+
+    Returns:
+        (N, Cout, oD, oH, oW), or without N as `x` is; same library and device as `x` (unknown producers: CuPy or NumPy), in
+        channels_last_3d strides if `x` or `w` has them (JAX arrays show no strides). On a GPU the work is queued on torch's
+        current stream for torch tensors, on CuPy's for others.
+
+    Raises:
+        ProblemError: an argument is wrong; nothing has been launched.
+        KernelError: the named kernel cannot do this problem.
+        BackendError: CuPy, a GPU or a compiler is missing.
+    """
+    given = {"input": x, "weight": w} | ({} if bias is None else {"bias": bias})
+    arrays = _read_all(given)
+    geometry = (stride, padding, output_padding, groups, dilation)
+    bias_shape = arrays["bias"].ref.shape if "bias" in arrays else None
+    problem = Problem.from_shapes(arrays["input"].ref.shape, arrays["weight"].ref.shape, bias_shape, *geometry)
+    return _execute("fprop", problem, arrays, len(arrays["input"].ref.shape) == 4, algorithm, fp32_precision, backend, out)
+
+
+def conv_transpose3d_grad_input(
+    grad_output: Any,
+    weight: Any,
+    input_shape: Sequence[int],
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+    dilation: Size = 1,
+    *,
+    algorithm: str | Kernel = "auto",
+    fp32_precision: str | None = None,
+    backend: str | None = None,
+    out: Any = None,
+) -> Any:
+    """Return the gradient of `conv_transpose3d` by its input: each input gathers the outputs it fed, times the weight.
+
+    Args:
+        grad_output: (N, Cout, oD, oH, oW), or without N.
+        weight: (Cin, Cout / groups, kD, kH, kW).
+        input_shape: (N, Cin, D, H, W), or without N as `grad_output` is.
+        stride, padding, output_padding, groups, dilation, algorithm, fp32_precision, backend, out: as for `conv_transpose3d`.
+
+    Returns:
+        An array of `input_shape`, in channels_last_3d strides if `grad_output` or `weight` has them.
+
+    Raises:
+        ProblemError, KernelError, BackendError: as for `conv_transpose3d`.
+    """
+    arrays = _read_all({"grad_output": grad_output, "weight": weight})
+    geometry = (stride, padding, output_padding, groups, dilation)
+    problem = Problem.from_shapes(_shape("input_shape", input_shape), arrays["weight"].ref.shape, None, *geometry)
+    unbatched = len(input_shape) == 4
+    _check_shape(arrays["grad_output"], problem.output_shape, unbatched)
+    return _execute("dgrad", problem, arrays, unbatched, algorithm, fp32_precision, backend, out)
+
+
+def conv_transpose3d_grad_weight(
+    input: Any,  # noqa: A002  torch's name
+    grad_output: Any,
+    weight_shape: Sequence[int],
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+    dilation: Size = 1,
+    *,
+    algorithm: str | Kernel = "auto",
+    fp32_precision: str | None = None,
+    backend: str | None = None,
+    out: Any = None,
+) -> Any:
+    """Return the gradient of `conv_transpose3d` by its weight: each tap sums input times grad_output over batch and volume.
+
+    Args:
+        input: (N, Cin, D, H, W), or without N.
+        grad_output: (N, Cout, oD, oH, oW), or without N as `input` is.
+        weight_shape: (Cin, Cout / groups, kD, kH, kW).
+        stride, padding, output_padding, groups, dilation, algorithm, fp32_precision, backend, out: as for `conv_transpose3d`.
+
+    Returns:
+        A contiguous array of `weight_shape`; zeros for batch 0.
+
+    Raises:
+        ProblemError, KernelError, BackendError: as for `conv_transpose3d`.
+    """
+    arrays = _read_all({"input": input, "grad_output": grad_output})
+    geometry = (stride, padding, output_padding, groups, dilation)
+    problem = Problem.from_shapes(arrays["input"].ref.shape, _shape("weight_shape", weight_shape), None, *geometry)
+    unbatched = len(arrays["input"].ref.shape) == 4
+    _check_shape(arrays["grad_output"], problem.output_shape, unbatched)
+    return _execute("wgrad", problem, arrays, unbatched, algorithm, fp32_precision, backend, out)
+
+
+@lru_cache(maxsize=64)
+def backend_for(name: str, device: int = 0) -> Backend:
+    """Return the process's backend of that name for one device; it keeps what it has compiled.
+
+    Raises:
+        BackendError: no such backend, or what it needs is missing.
+    """
+    if name == "host":
+        from .backends.host import HostBackend
+
+        return HostBackend()
+    if name == "cuda":
+        require_cupy()
+        from .backends.cuda import CudaBackend
+
+        return CudaBackend(device)
+    raise BackendError(f"backend={name!r}: has no kernels to launch; 'cuda' and 'host' have")
+
+
+def _read_all(given: dict[str, Any]) -> dict[str, Array]:
+    arrays = {name: read(name, value) for name, value in given.items()}
+    first, *others = arrays.values()
+    for other in others:
+        for what in ("library", "device", "dtype"):
+            ours, theirs = getattr(first, what), getattr(other, what)
+            if what == "library":
+                ours, theirs = ours.name, theirs.name
+            if ours != theirs:
+                raise ProblemError(f"{other.argument}: {what} is {theirs}; must be {ours}, as {first.argument}'s")
+    return arrays
+
+
+def _shape(name: str, value: Any) -> tuple[int, ...]:
+    try:
+        shape = tuple(value)
+    except TypeError:
+        raise ProblemError(f"{name}={value!r}: must be a sequence of integers") from None
+    if any(isinstance(size, bool) or not hasattr(size, "__index__") or size < 0 for size in shape):
+        raise ProblemError(f"{name}={value!r}: must hold integers, none negative")
+    return tuple(int(size) for size in shape)
+
+
+def _check_shape(array: Array, batched: tuple[int, ...], unbatched: bool) -> None:
+    expected = batched[1:] if unbatched else batched
+    if array.ref.shape != expected:
+        raise ProblemError(f"{array.argument}.shape={array.ref.shape}: must be {expected} for this problem")
+
+
+def _fp32_precision(value: str | None, array: Array) -> str:
+    if value is not None:
+        if value not in FP32_PRECISIONS:
+            raise ProblemError(f"fp32_precision={value!r}: must be None or one of {', '.join(FP32_PRECISIONS)}")
+        return value
+    # "none" is what torch says after a legacy `allow_tf32 = False`; `cudnn.allow_tf32` itself can raise, so it is never read.
+    setting = sys.modules["torch"].backends.cudnn.conv.fp32_precision if array.library.name == "torch" else "ieee"
+    return setting if setting in FP32_PRECISIONS else "ieee"
+
+
+def _choose_backend(backend: str | None, algorithm: str | Kernel, array: Array) -> str:
+    is_torch, on_gpu = array.library.name == "torch", array.device.kind == "cuda"
+    if backend is not None and backend not in BACKENDS:
+        raise ProblemError(f"backend={backend!r}: must be None or one of {', '.join(BACKENDS)}")
+    if isinstance(algorithm, str) and algorithm == "library":
+        if backend not in (None, "torch"):
+            raise ProblemError(f"algorithm='library', backend={backend!r}: 'library' is torch's own operator; the backend must be 'torch'")
+        backend = "torch"
+    if backend is None:
+        by_kernel = isinstance(algorithm, Kernel) or algorithm != "auto"
+        backend = "cuda" if on_gpu else "torch" if is_torch and not by_kernel else "host"
+    if backend == "torch" and not is_torch:
+        raise ProblemError(f"backend='torch': is torch's own operator and takes torch tensors; {array.argument} is of {array.library.name}")
+    if backend == "torch" and algorithm not in ("auto", "library"):
+        raise ProblemError(f"algorithm={algorithm!r}, backend='torch': must be 'auto' or 'library'; kernels run on 'cuda' and 'host'")
+    if backend != "torch" and (backend == "cuda") != on_gpu:
+        where = "a CUDA device" if backend == "cuda" else "the CPU"
+        raise ProblemError(f"backend={backend!r}: needs arrays on {where}; {array.argument} is on {array.device}")
+    return backend
+
+
+def choose_kernel(algorithm: str | Kernel, pass_name: str, problem: Problem, dtype: str) -> Kernel:
+    """Return the kernel that `algorithm` means for a problem.
+
+    Raises:
+        ProblemError: `algorithm` names no kernel of this pass.
+        KernelError: the kernel (or, for "auto", every preferred one) cannot do the problem; says why.
+    """
+    known = kernels(pass_name)
+    if isinstance(algorithm, Kernel):
+        if algorithm.pass_name != pass_name:
+            raise ProblemError(f"algorithm={algorithm.name!r}: is a {algorithm.pass_name} kernel; must be one of {pass_name}")
+        candidates = [algorithm]
+    elif algorithm == "auto":
+        candidates = [known[name] for name in PREFERENCE[pass_name] if name in known and known[name].deterministic]
+    else:
+        name = algorithm if algorithm in known else f"{pass_name}_{algorithm}"
+        if name not in known:
+            short = [kernel.removeprefix(f"{pass_name}_") for kernel in known]
+            raise ProblemError(f"algorithm={algorithm!r}: must be one of {', '.join(['auto', 'library', *short])}")
+        candidates = [known[name]]
+    reasons = []
+    for kernel in candidates:
+        reason = kernel.why_not(problem, dtype)
+        if reason is None:
+            return kernel
+        reasons.append(reason)
+    raise KernelError("; ".join(reasons) or f"no {pass_name} kernel is registered")
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    pass_name: str
+    problem: Problem
+    arrays: dict[str, Array]
+    unbatched: bool
+    out: Array | None
+
+    @property
+    def first(self) -> Array:
+        return next(iter(self.arrays.values()))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The written tensor's, as kernels see it: always with a batch."""
+        shapes, written = self.problem.shapes(self.pass_name)
+        return shapes[written]
+
+    @property
+    def drops_batch(self) -> bool:
+        return self.unbatched and self.pass_name != "wgrad"
+
+    def destination(self) -> Array:
+        """Return `out`, or new memory in the layout torch would give it."""
+        if self.out is not None:
+            return self.out
+        channels_last = self.pass_name != "wgrad" and any(_channels_last(a.ref) for a in self.arrays.values())
+        library = self.first.library
+        native = library.empty(self.shape, self.first.dtype, self.first.device, channels_last)
+        return library.read("out", native[0] if self.drops_batch else native)
+
+
+def _execute(
+    pass_name: str,
+    problem: Problem,
+    arrays: dict[str, Array],
+    unbatched: bool,
+    algorithm: str | Kernel,
+    fp32_precision: str | None,
+    backend: str | None,
+    out: Any,
+) -> Any:
+    if not isinstance(algorithm, (str, Kernel)):
+        raise ProblemError(f"algorithm={algorithm!r}: must be a kernel's name, a Kernel, 'auto' or 'library'")
+    first = next(iter(arrays.values()))
+    precision = _fp32_precision(fp32_precision, first)
+    backend = _choose_backend(backend, algorithm, first)
+    kernel = None if backend == "torch" else choose_kernel(algorithm, pass_name, problem, first.dtype)
+    if kernel is None and first.dtype == "fp32" and first.device.kind == "cuda":
+        _check_library_precision(precision, first)
+    call = _Call(pass_name, problem, arrays, unbatched, None if out is None else read("out", out))
+    if call.out is not None:
+        _check_out(call)
+    native = _run_library(call) if kernel is None else _run_kernel(call, kernel, backend)
+    if out is not None:
+        return out
+    return first.library.result(native)
+
+
+def _check_library_precision(precision: str, array: Array) -> None:
+    setting = _fp32_precision(None, array)
+    if FP32_PRECISIONS.index(setting) < FP32_PRECISIONS.index(precision):
+        raise ProblemError(
+            f"fp32_precision={precision!r}: torch's own operator follows torch.backends.cudnn.conv.fp32_precision={setting!r}; set that"
+        )
+
+
+def _check_out(call: _Call) -> None:
+    out, first = call.out, call.first
+    assert out is not None
+    expected = call.shape[1:] if call.drops_batch else call.shape
+    found = (out.library.name, out.ref.shape, out.dtype, str(out.device))
+    wanted = (first.library.name, expected, first.dtype, str(first.device))
+    for what, have, want in zip(("library", "shape", "dtype", "device"), found, wanted, strict=True):
+        if have != want:
+            raise ProblemError(f"out: {what} is {have}; must be {want}")
+    if out.read_only or not out.library.writable:
+        raise ProblemError("out: is read-only; must be writable" + ("" if out.library.writable else f" ({out.library.name} arrays are not)"))
+    if out.foreign:
+        raise ProblemError(f"out: is an object known by its __dlpack__ alone; must be a {out.library.name} array, as the result would be")
+    if _overlaps_itself(out.ref):
+        raise ProblemError(f"out.strides={out.ref.strides}: some of its elements share memory; each must have its own")
+    low, high = out.byte_range
+    for array in call.arrays.values():
+        start, stop = array.byte_range
+        if low < stop and start < high:
+            raise ProblemError(f"out: its memory overlaps that of {array.argument}; must be apart from every input")
+
+
+def _overlaps_itself(ref: TensorRef) -> bool:
+    if 0 in ref.shape:
+        return False
+    reach = 0  # offset of the last element of the axes with smaller strides
+    for step, size in sorted((abs(step), size) for step, size in zip(ref.strides, ref.shape, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
+def _batched(ref: TensorRef, dimensions: int) -> TensorRef:
+    """Give an unbatched tensor its batch of 1, with the stride `torch.Tensor.unsqueeze(0)` gives it."""
+    if dimensions != 5 or len(ref.shape) == 5:
+        return ref
+    return TensorRef(ref.pointer, (1, *ref.shape), (ref.shape[0] * ref.strides[0], *ref.strides))
+
+
+def _channels_last(ref: TensorRef) -> bool:
+    """Whether torch's `suggest_memory_format` says channels_last_3d (c10/core/MemoryFormat.h): ambiguous strides do not."""
+    if len(ref.shape) not in (4, 5) or 0 in ref.shape:
+        return False
+    ref = _batched(ref, 5)
+    if ref.strides[1] == 0:
+        return False
+    smallest = 0
+    for axis in (1, 4, 3, 2, 0):
+        step = ref.strides[axis]
+        if step < smallest or (axis == 0 and smallest == ref.strides[1]):
+            return False
+        smallest = step * max(1, ref.shape[axis])
+    return True
+
+
+def _run_kernel(call: _Call, kernel: Kernel, backend_name: str) -> Any:
+    library, device = call.first.library, call.first.device
+    if math.prod(call.shape) == 0:
+        return call.destination().native
+    backend = backend_for(backend_name, device.index) if call.problem.batch else None
+    with library.on(device):
+        destination = call.destination()
+        if backend is None:  # batch 0: no launch, and a sum over nothing
+            library.assign(destination.native, 0)
+        else:
+            _launch(call, kernel, backend, destination)
+        foreign = [array.native for array in call.arrays.values() if array.foreign]
+        if foreign and device.kind == "cuda":
+            keep_until_done(foreign, device)
+    if call.out is not None and library.name == "torch":  # autograd must notice a write that it cannot see
+        sys.modules["torch"].autograd.graph.increment_version(destination.native)
+    return destination.native
+
+
+def _launch(call: _Call, kernel: Kernel, backend: Backend, destination: Array) -> None:
+    """Run the kernel; what it cannot read or write in its own strides goes through a contiguous copy."""
+    library, device = call.first.library, call.first.device
+    arrays = dict(call.arrays)
+    for name, array in arrays.items():
+        if not kernel.takes_strides(name) and not array.ref.is_contiguous:
+            arrays[name] = library.read(name, library.contiguous(array.native))
+    target = destination
+    if not kernel.takes_strides(kernel.written) and not target.ref.is_contiguous:
+        target = library.read("out", library.empty(target.ref.shape, target.dtype, device))
+    shapes = call.problem.shapes(call.pass_name)[0]
+    refs = {name: _batched(array.ref, len(shapes[name])) for name, array in arrays.items()}
+    refs[kernel.written] = _batched(target.ref, len(call.shape))
+    workspaces = []
+
+    def allocate(size: int) -> int:
+        pointer, owner = library.allocate(size, device)
+        workspaces.append(owner)  # alive until the launches are queued; after that the allocator's stream order protects it
+        return pointer
+
+    run(backend, kernel, call.problem, call.first.dtype, refs, allocate, library.stream(device))
+    if target is not destination:
+        library.assign(destination.native, target.native)
+
+
+def _run_library(call: _Call) -> Any:
+    torch = sys.modules["torch"]
+    problem, given = call.problem, {name: array.native for name, array in call.arrays.items()}
+    if call.unbatched:
+        given = {name: t.unsqueeze(0) if t.dim() == 4 else t for name, t in given.items()}
+    geometry = (list(problem.stride), list(problem.padding), list(problem.dilation), True, list(problem.output_padding), problem.groups)
+    with torch.no_grad():
+        if call.pass_name == "fprop":
+            result = torch.ops.aten.convolution(given["input"], given["weight"], given.get("bias"), *geometry)
+        else:
+            # The tensor whose gradient is asked for gives its shape alone.
+            missing, shape = ("input", problem.input_shape) if call.pass_name == "dgrad" else ("weight", problem.weight_shape)
+            given[missing] = given["grad_output"].new_empty(1).expand(shape)
+            mask = [call.pass_name == "dgrad", call.pass_name == "wgrad", False]
+            operands = (given["grad_output"], given["input"], given["weight"])
+            result = torch.ops.aten.convolution_backward(*operands, None, *geometry, mask)[0 if mask[0] else 1]
+        result = result.squeeze(0) if call.drops_batch else result
+        return result if call.out is None else call.out.native.copy_(result)

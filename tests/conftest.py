@@ -1,0 +1,72 @@
+"""Shared set-up of the tests: hypothesis profiles, a cache of their own, the backends, and what is skipped where."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from functools import lru_cache
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+_SLOW_TO_DRAW = (HealthCheck.too_slow, HealthCheck.data_too_large)
+settings.register_profile("dev", deadline=None, suppress_health_check=_SLOW_TO_DRAW)
+settings.register_profile(
+    "ci", deadline=None, suppress_health_check=_SLOW_TO_DRAW, derandomize=True, database=None, print_blob=True
+)
+settings.register_profile(
+    "nightly", deadline=None, suppress_health_check=_SLOW_TO_DRAW, derandomize=False, max_examples=2000, print_blob=True
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+_own_cache = pytest.StashKey[str]()
+
+
+@lru_cache(maxsize=1)
+def has_gpu() -> bool:
+    """Whether CuPy is installed and sees a CUDA device."""
+    try:
+        import cupy
+
+        return cupy.cuda.runtime.getDeviceCount() > 0
+    except Exception:  # no CuPy, no driver, no device: CuPy has an exception of its own for each
+        return False
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--large", action="store_true", help="run the tests marked large: they need tens of gigabytes of memory")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # pytest-xdist's workers inherit the variable, so all processes of a run share one cache and compile a kernel once.
+    if "CONVT3D_CACHE" not in os.environ:
+        directory = tempfile.mkdtemp(prefix="convt3d-tests-")
+        os.environ["CONVT3D_CACHE"] = config.stash[_own_cache] = directory
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    directory = config.stash.get(_own_cache, None)
+    if directory is not None:
+        os.environ.pop("CONVT3D_CACHE", None)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    wants_large = item.config.getoption("--large") or "large" in item.config.getoption("markexpr").replace("not large", "")
+    if item.get_closest_marker("large") and not wants_large:
+        pytest.skip("needs --large")
+    if item.get_closest_marker("gpu") and not has_gpu():
+        pytest.skip("needs a CUDA GPU")
+
+
+@pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of each backend in turn; "cuda" is skipped where there is no GPU."""
+    return request.param

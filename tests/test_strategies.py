@@ -1,0 +1,284 @@
+"""What is drawn: strategies reach every named class and tile tail, shrink to the guilty field, and exact tensors stay exact."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+
+from cupy_convt3d import reference
+from cupy_convt3d.errors import ProblemError
+from cupy_convt3d.lab import strategies
+from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, EXACT_LIMIT, FEATURES, covered, draw_tensors, numpy_dtype, problems
+from cupy_convt3d.problem import PASSES, Problem
+
+TILES = {"output_voxels": 64, "in_channels_per_group": 16, "out_channels_per_group": 32}
+QUIET: dict[str, Any] = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+def sample(strategy: st.SearchStrategy[Problem], count: int, seed: int | None = None) -> list[Problem]:
+    """Return what Hypothesis would test: derandomized without a seed, as on CI, else what that seed gives."""
+    drawn: list[Problem] = []
+
+    def collect(problem: Problem) -> None:
+        drawn.append(problem)
+
+    test = settings(max_examples=count, derandomize=seed is None, phases=[Phase.generate], **QUIET)(given(strategy)(collect))
+    (test if seed is None else hypothesis.seed(seed)(test))()
+    return drawn
+
+
+def minimal(strategy: st.SearchStrategy[Problem], fails: Callable[[Problem], bool], seed: int) -> Problem:
+    return find(strategy, fails, settings=settings(max_examples=3000, **QUIET), random=random.Random(seed))
+
+
+def up_to_axis_order(problem: Problem) -> tuple[Any, ...]:
+    p = problem
+    axes = zip(p.input_size, p.kernel_size, p.stride, p.padding, p.output_padding, p.dilation, strict=True)
+    return p.batch, p.in_channels, p.out_channels, p.groups, p.bias, sorted(axes)
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_200_examples_reach_every_feature(seed: int | None) -> None:
+    reached = covered(sample(problems(), 200, seed))
+    assert [name for name in FEATURES if not reached[name]] == []
+
+
+@pytest.mark.parametrize("pass_name", ["dgrad", "wgrad"])
+def test_gradients_reach_every_feature_but_bias(pass_name: str) -> None:
+    reached = covered(sample(problems(pass_name), 200))
+    assert [name for name in FEATURES if not reached[name]] == ["bias"]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_edge_problems_reach_every_feature(name: str) -> None:
+    assert covered(EDGE_PROBLEMS)[name]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_no_feature_is_true_of_every_problem(name: str) -> None:
+    assert not all(map(FEATURES[name], EDGE_PROBLEMS))
+
+
+def test_edge_problems_are_tiny_and_different() -> None:
+    assert len(set(EDGE_PROBLEMS)) == len(EDGE_PROBLEMS)
+    assert max(p.flop for p in EDGE_PROBLEMS) <= 2 * 8 * 27
+    assert max(p.names["output_numel"] for p in EDGE_PROBLEMS) <= 64  # type: ignore[type-var]
+
+
+def test_covered_counts_problems() -> None:
+    counts = covered([Problem.parse("n1_c1to1_i1_k1_bias"), Problem.parse("n2_c1to1_i1_k1_bias")])
+    assert counts == Counter({"bias": 2, "batch > 1": 1, "kernel 1": 2, "size-1 axis": 2, "no clipped tap": 2})
+
+
+@settings(deadline=None, max_examples=300)
+@given(problems(max_multiply_adds=3000, max_kernel=4, max_stride=3, max_dilation=2, max_size=5, max_channels=3))
+def test_limits_are_kept(problem: Problem) -> None:
+    assert problem.flop <= 2 * 3000
+    assert max(problem.kernel_size) <= 4 and max(problem.stride) <= 3 and max(problem.dilation) <= 2
+    assert max(problem.input_size) <= 5 and problem.groups <= 3
+    assert max(problem.in_channels, problem.out_channels) <= 3 * problem.groups
+
+
+def test_nothing_is_thrown_away() -> None:
+    tries = Counter[str]()
+
+    @st.composite
+    def counted(draw: st.DrawFn) -> Problem:
+        tries["begun"] += 1
+        problem = draw(problems(tiles=TILES))
+        tries["finished"] += 1
+        return problem
+
+    for seed in (1, 2, 3):
+        tries["tested"] += len(sample(counted(), 150, seed))
+    assert tries["begun"] == tries["finished"] == tries["tested"]
+
+
+@pytest.mark.parametrize(
+    ("quantity", "counted"),
+    [
+        ("output_voxels", "residue_voxels"),
+        ("input_voxels", "input_voxels"),
+        ("in_channels_per_group", "in_channels_per_group"),
+        ("out_channels_per_group", "out_channels_per_group"),
+        ("groups", "groups"),
+        ("batch", "batch"),
+    ],
+)
+@pytest.mark.parametrize("tile", [8, 64])
+def test_tails_of_a_tile_are_reached(quantity: str, counted: str, tile: int) -> None:
+    seen = Counter(p.names[counted] for p in sample(problems(tiles={quantity: tile}), 400, seed=1))
+    for n in (1, 2):
+        for tail in (n * tile - 1, n * tile, n * tile + 1):
+            assert seen[tail], f"{counted} = {tail} was not drawn"
+
+
+def test_tails_of_voxels_meet_every_window_feature() -> None:
+    tails = [p for p in sample(problems(tiles=TILES), 1000, seed=1) if p.names["residue_voxels"] in (63, 64, 65, 127, 128, 129)]
+    reached = covered(tails)
+    assert len(tails) > 200
+    # A tail fixes the size and the padding, and with them these.
+    fixed = {"padding = dilation*(kernel-1)", "padding > dilation*(kernel-1)", "classes with no output"}
+    assert [name for name in FEATURES if not reached[name] and name not in fixed] == []
+
+
+def test_tails_stay_within_the_budget() -> None:
+    drawn = sample(problems(tiles=TILES, max_multiply_adds=40_000), 300, seed=2)
+    assert max(p.flop for p in drawn) <= 2 * 40_000
+
+
+def test_wrong_arguments_are_named() -> None:
+    tiny = Problem.parse("n1_c1to1_i1_k1")
+    for call, fragment in [
+        (lambda: sample(problems(tiles={"voxels": 8}), 1), "voxels is not one of"),
+        (lambda: sample(problems("forward"), 1), "pass='forward'"),
+        (lambda: draw_tensors("forward", tiny, "fp32", "exact", 0), "pass='forward'"),
+        (lambda: draw_tensors("fprop", tiny, "fp8", "exact", 0), "dtype='fp8'"),
+        (lambda: draw_tensors("fprop", tiny, "fp32", "uniform", 0), "kind='uniform'"),
+        (lambda: draw_tensors("fprop", tiny, "bf16", "exact_wide", 0), "exact_wide only with"),
+    ]:
+        with pytest.raises(ProblemError, match=fragment):
+            call()
+
+
+# What a kernel gets wrong, and the smallest problem that shows it: ones, and the guilty field.
+SHRINKS: dict[str, tuple[Callable[[Problem], bool], set[str]]] = {
+    "anything": (lambda p: True, {"n1_c1to1_i1_k1"}),
+    "bias": (lambda p: p.bias, {"n1_c1to1_i1_k1_bias"}),
+    "batch": (lambda p: p.batch > 1, {"n2_c1to1_i1_k1"}),
+    "batch 0": (lambda p: p.batch == 0, {"n0_c1to1_i1_k1"}),
+    "dilation": (lambda p: max(p.dilation) > 1, {"n1_c1to1_i1_k1_d1x1x2"}),
+    "dilation that matters": (FEATURES["dilation"], {"n1_c1to1_i1_k1x1x2_d1x1x2"}),
+    "stride": (lambda p: max(p.stride) > 1, {"n1_c1to1_i1_k1_s1x1x2"}),
+    "stride on every axis": (lambda p: min(p.stride) > 1, {"n1_c1to1_i1_k1_s2"}),
+    "groups": (lambda p: p.groups > 1, {"n1_c2to2_i1_k1_g2"}),
+    "groups of several channels": (FEATURES["groups 1 < g < C"], {"n1_c4to2_i1_k1_g2"}),
+    "channel multiplier": (FEATURES["channel multiplier"], {"n1_c2to4_i1_k1_g2"}),
+    "weight layout": (FEATURES["in_channels != out_channels"], {"n1_c1to2_i1_k1", "n1_c2to1_i1_k1"}),
+    "gcd": (FEATURES["gcd(stride, dilation) > 1"], {"n1_c1to1_i1_k1x1x2_s1x1x2_d1x1x2"}),
+    "output_padding": (FEATURES["output_padding"], {"n1_c1to1_i1_k1_op0x0x1_d1x1x2", "n1_c1to1_i1_k1_s1x1x2_op0x0x1"}),
+    "output_padding >= stride": (FEATURES["output_padding >= stride"], {"n1_c1to1_i1_k1_op0x0x1_d1x1x2"}),
+    "output_padding >= stride and bias": (
+        lambda p: p.bias and FEATURES["output_padding >= stride"](p),
+        {"n1_c1to1_i1_k1_op0x0x1_d1x1x2_bias"},
+    ),
+    "kernel = stride": (FEATURES["kernel = stride"], {"n1_c1to1_i1_k1x1x2_s1x1x2"}),
+    "depthwise with dilation": (
+        lambda p: FEATURES["depthwise"](p) and FEATURES["dilation"](p),
+        {"n1_c2to2_i1_k1x1x2_d1x1x2_g2"},
+    ),
+    "stride 3 and two taps": (
+        lambda p: any(s == 3 and k > 1 for s, k in zip(p.stride, p.kernel_size, strict=True)),
+        {"n1_c1to1_i1_k1x1x2_s1x1x3"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHRINKS)
+def test_counterexamples_shrink_to_ones_and_the_guilty_field(name: str) -> None:
+    fails, expected = SHRINKS[name]
+    assert up_to_axis_order(minimal(problems(), fails, 0)) in [up_to_axis_order(Problem.parse(e)) for e in expected]
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [
+        (lambda p: p.out_channels // p.groups == 33, "n1_c1to33_i1_k1"),
+        (lambda p: p.in_channels // p.groups >= 15 and max(p.stride) > 1, "n1_c15to1_i1_k1_s1x1x2"),
+        (lambda p: p.names["residue_voxels"] == 129, "n1_c1to1_i1x1x129_k1"),
+    ],
+)
+def test_tails_shrink_too(fails: Callable[[Problem], bool], expected: str) -> None:
+    assert up_to_axis_order(minimal(problems(tiles=TILES), fails, 0)) == up_to_axis_order(Problem.parse(expected))
+
+
+LONG_SUMS = [Problem.parse(name) for name in ("n1_c3000to1_i1_k1_bias", "n2_c64to64_i2_k5", "n8_c1to1_i64x64x32_k1")]
+
+
+def assert_exact(pass_name: str, problem: Problem, dtype_name: str, kind: str, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    tensors = draw_tensors(pass_name, problem, dtype_name, kind, seed)
+    shapes, written = problem.shapes(pass_name)
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {n: s for n, s in shapes.items() if n != written}
+    assert {tensor.dtype for tensor in tensors.values()} == {numpy_dtype(dtype_name)}
+    for tensor in tensors.values():
+        assert (tensor.astype(np.float64) % 1 == 0).all()
+    assert reference.magnitude(pass_name, problem, tensors).max(initial=0) < EXACT_LIMIT[dtype_name]
+    return tensors
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    problems(tiles={"in_channels_per_group": 256}),
+    st.integers(0, 2**32),
+    st.sampled_from(PASSES),
+    st.sampled_from(list(EXACT_LIMIT)),
+)
+def test_exact_tensors_keep_every_sum_exact(problem: Problem, seed: int, pass_name: str, dtype_name: str) -> None:
+    tensors = assert_exact(pass_name, problem, dtype_name, "exact", seed)
+    for tensor in tensors.values():
+        assert np.abs(tensor.astype(np.float64)).max(initial=0) <= 8
+        assert (tensor != 0).all()
+    if dtype_name in ("fp32", "fp64"):
+        assert_exact(pass_name, problem, dtype_name, "exact_wide", seed)
+
+
+@pytest.mark.parametrize("dtype_name", EXACT_LIMIT)
+@pytest.mark.parametrize("pass_name", PASSES)
+@pytest.mark.parametrize("problem", LONG_SUMS, ids=str)
+def test_long_sums_stay_exact_too(problem: Problem, pass_name: str, dtype_name: str) -> None:
+    for kind in ("exact", "exact_wide") if dtype_name in ("fp32", "fp64") else ("exact",):
+        tensors = assert_exact(pass_name, problem, dtype_name, kind, 1)
+        assert np.abs(reference.run(pass_name, problem, tensors)).max() > 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(problems(), st.integers(0, 2**32), st.sampled_from(PASSES), st.sampled_from(["fp32", "fp64"]))
+def test_wide_tensors_need_more_bits_than_a_cheaper_format_has(
+    problem: Problem, seed: int, pass_name: str, dtype_name: str
+) -> None:
+    tensors = draw_tensors(pass_name, problem, dtype_name, "exact_wide", seed)
+    operands = [tensor for name, tensor in tensors.items() if name != "bias"]
+    wide, narrow = operands[seed % 2], operands[1 - seed % 2]
+    fewest, most = (13, 16) if dtype_name == "fp32" else (26, 32)
+    magnitude = np.abs(wide)
+    assert ((2.0 ** (fewest - 1) < magnitude) & (magnitude < 2.0**most) & (magnitude % 2 == 1)).all()
+    assert (np.abs(narrow) <= 3).all() and (narrow != 0).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(problems(), st.sampled_from(PASSES))
+def test_most_terms_is_an_upper_bound(problem: Problem, pass_name: str) -> None:
+    assert strategies.most_terms(pass_name, problem) >= reference.terms(pass_name, problem).max(initial=1)
+
+
+def test_most_terms_is_reached() -> None:
+    problem = Problem.parse("n2_c4to6_i8_k5_s3_d2_g2_bias")
+    for pass_name in ("fprop", "dgrad", "wgrad"):
+        assert strategies.most_terms(pass_name, problem) == reference.terms(pass_name, problem).max()
+
+
+def test_tensors_depend_on_the_seed_alone() -> None:
+    problem = Problem.parse("n2_c4to6_i3_k3_s2_bias")
+    for kind in strategies.KINDS:
+        one, same, other = (draw_tensors("fprop", problem, "fp32", kind, seed) for seed in (2, 2, 3))
+        for name in one:
+            np.testing.assert_array_equal(one[name], same[name])
+            assert (one[name] != other[name]).any()
+
+
+@pytest.mark.parametrize("dtype_name", EXACT_LIMIT)
+def test_random_tensors_are_standard_normal(dtype_name: str) -> None:
+    tensors = draw_tensors("dgrad", Problem.parse("n4_c16to16_i4_k4"), dtype_name, "random", 0)
+    for tensor in tensors.values():
+        assert tensor.dtype == numpy_dtype(dtype_name)
+        values = tensor.astype(np.float64)
+        assert abs(values.mean()) < 0.05 and abs(values.std() - 1) < 0.05
+        assert np.unique(values).size > 300

@@ -1,0 +1,62 @@
+"""The named problems are those of the measurements they are compared with, and scaling down keeps what makes them special."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupy_convt3d.errors import ProblemError
+from cupy_convt3d.lab.suites import SUITES, scaled_down, suite
+from cupy_convt3d.problem import Problem
+
+# The GFLOP column of the cuDNN measurements on an H100, to its printed digits.
+GFLOP = {
+    "kb58": 56.4, "kb61": 260.9, "kb68": 1288.5, "kb70": 440.3, "kb72": 5.5, "kb73": 14.0, "kb77": 26.6,
+    "unet_up2": 10.7, "unet_up1": 17.2, "gan_4s2p1": 249.9, "vae_3s2": 56.2,
+}  # fmt: skip
+KEPT = ("kernel_size", "stride", "padding", "output_padding", "dilation", "groups", "bias")
+
+
+@pytest.mark.parametrize("name", GFLOP)
+def test_flop_is_the_published_count(name: str) -> None:
+    assert round(suite("named")[name].flop / 1e9, 1) == GFLOP[name]
+
+
+def test_kb73_g1_is_kb73_without_groups() -> None:
+    problems = suite("kernelbench")
+    assert set(problems) == {name for name in GFLOP if name.startswith("kb")} | {"kb73_g1"}
+    assert problems["kb73_g1"].groups == 1
+    assert problems["kb73_g1"].flop == 4 * problems["kb73"].flop
+    assert problems["kb73_g1"].output_shape == problems["kb73"].output_shape
+
+
+def test_named_is_both_suites() -> None:
+    assert suite("named") == {**suite("kernelbench"), **suite("layers")}
+    suite("named").clear()
+    assert SUITES["named"], "suite() hands out its own copy"
+
+
+def test_unknown_suite_is_named() -> None:
+    with pytest.raises(ProblemError, match="suite='nemad'"):
+        suite("nemad")
+
+
+@pytest.mark.parametrize("limit", [10**9, 10**7, 10**6])
+@pytest.mark.parametrize("name", SUITES["named"])
+def test_scaled_down_keeps_the_features(name: str, limit: int) -> None:
+    problem = suite("named")[name]
+    small = scaled_down(problem, limit)
+    assert small.flop <= limit
+    assert small.flop > limit / 20, "no smaller than it has to be"
+    assert {field: getattr(small, field) for field in KEPT} == {field: getattr(problem, field) for field in KEPT}
+    assert all(size > 1 for size in small.input_size)
+
+
+def test_scaled_down_leaves_a_small_problem_alone() -> None:
+    problem = Problem(1, 2, 2, 3, 3)
+    assert scaled_down(problem, 10**9) is problem
+
+
+def test_scaled_down_ends_at_the_smallest_it_can_make() -> None:
+    small = scaled_down(suite("named")["kb73"], 1)
+    assert (small.batch, small.in_channels, small.out_channels, small.groups) == (1, 1, 1, 1)
+    assert small.kernel_size == (3, 3, 3)
