@@ -4,6 +4,7 @@
 BASE_PYTHON ?= python3
 WORKERS ?= auto
 SEED ?= $(shell date +%s)
+SEED := $(SEED)
 SEARCH_EXAMPLES ?= 1000
 PYTEST_ARGS ?=
 

@@ -168,18 +168,25 @@ class TorchLibrary(Library):
         if not value.is_cuda and value.device.type != "cpu":
             raise ProblemError(f"{argument}.device={value.device}: must be the CPU or a CUDA device")
         # NOTE: data_ptr and not DLPack: same stream and lifetime, 50 times cheaper, and it also takes a capturing stream.
-        return Array(argument, value, TensorRef(value.data_ptr(), tuple(value.shape), tuple(value.stride())), dtype, device, self)
+        return Array(
+            argument, value, TensorRef(value.data_ptr(), tuple(value.shape), tuple(value.stride())), dtype, device, self
+        )
 
     def _refuse(self, argument: str, value: Any) -> None:
         torch = self.torch
         dispatches = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
         if dispatches or torch._C._functorch.is_functorch_wrapped_tensor(value):
-            raise ProblemError(f"{argument}: is a {type(value).__name__} of a tracer or transform, not plain memory (fake, vmap, func.grad)")
+            kind = type(value).__name__
+            raise ProblemError(f"{argument}: is a {kind} of a tracer or transform (fake, vmap, func.grad), not plain memory")
         if value.is_meta or value.layout != torch.strided:
             raise ProblemError(f"{argument}: device={value.device}, layout={value.layout}: must be dense and have memory")
         if value.is_conj() or value.is_neg():
-            raise ProblemError(f"{argument}: is a lazily conjugated or negated view; call `.resolve_conj().resolve_neg()` first")
-        dual = torch.autograd.forward_ad._current_level >= 0 and torch.autograd.forward_ad.unpack_dual(value).tangent is not None
+            raise ProblemError(
+                f"{argument}: is a lazily conjugated or negated view; call `.resolve_conj().resolve_neg()` first"
+            )
+        dual = (
+            torch.autograd.forward_ad._current_level >= 0 and torch.autograd.forward_ad.unpack_dual(value).tangent is not None
+        )
         if (value.requires_grad and torch.is_grad_enabled()) or dual:
             raise ProblemError(
                 f"{argument}.requires_grad=True: this function records no gradient and does not detach silently; "
@@ -317,8 +324,10 @@ def _adopt(argument: str, capsule: Any) -> Any:
     """Return a NumPy or CuPy array over a capsule's memory.
 
     The capsule is kept and never marked as used: its own destructor then calls the producer's deleter, once, when the last view
-    is gone. The structure is read here because NumPy's reader knows no bf16 and drops nothing else we need.
+    is gone. The structure is read here because NumPy's own reader knows no bf16.
     """
+    if type(capsule).__name__ != "PyCapsule":
+        raise ProblemError(f"{argument}: its __dlpack__() gave an {type(capsule).__name__}; must be a capsule")
     name = _get_name(capsule)
     address = _get_pointer(capsule, name)
     read_only = False
@@ -330,7 +339,9 @@ def _adopt(argument: str, capsule: Any) -> Any:
     elif name == b"dltensor":
         tensor = _DLTensor.from_address(address)
     else:
-        raise ProblemError(f"{argument}: __dlpack__() gave a capsule named {name!r}; must be 'dltensor' or 'dltensor_versioned'")
+        raise ProblemError(
+            f"{argument}: its __dlpack__() gave a capsule named {name.decode()!r}; must be 'dltensor' or 'dltensor_versioned'"
+        )
     what = f"{_DL_CODES.get(tensor.code, tensor.code)}{tensor.bits}" + (f"x{tensor.lanes}" if tensor.lanes != 1 else "")
     dtype = _supported(argument, what, _DL_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None)
     shape = tuple(tensor.shape[: tensor.ndim])

@@ -125,7 +125,7 @@ def conv_transpose3d_grad_input(
 
 
 def conv_transpose3d_grad_weight(
-    input: Any,  # noqa: A002  torch's name
+    input: Any,
     grad_output: Any,
     weight_shape: Sequence[int],
     stride: Size = 1,
@@ -225,15 +225,21 @@ def _choose_backend(backend: str | None, algorithm: str | Kernel, array: Array) 
         raise ProblemError(f"backend={backend!r}: must be None or one of {', '.join(BACKENDS)}")
     if isinstance(algorithm, str) and algorithm == "library":
         if backend not in (None, "torch"):
-            raise ProblemError(f"algorithm='library', backend={backend!r}: 'library' is torch's own operator; the backend must be 'torch'")
+            raise ProblemError(
+                f"algorithm='library', backend={backend!r}: 'library' is torch's own operator; the backend must be 'torch'"
+            )
         backend = "torch"
     if backend is None:
         by_kernel = isinstance(algorithm, Kernel) or algorithm != "auto"
         backend = "cuda" if on_gpu else "torch" if is_torch and not by_kernel else "host"
     if backend == "torch" and not is_torch:
-        raise ProblemError(f"backend='torch': is torch's own operator and takes torch tensors; {array.argument} is of {array.library.name}")
+        raise ProblemError(
+            f"backend='torch': is torch's own operator and takes torch tensors; {array.argument} is of {array.library.name}"
+        )
     if backend == "torch" and algorithm not in ("auto", "library"):
-        raise ProblemError(f"algorithm={algorithm!r}, backend='torch': must be 'auto' or 'library'; kernels run on 'cuda' and 'host'")
+        raise ProblemError(
+            f"algorithm={algorithm!r}, backend='torch': must be 'auto' or 'library'; kernels run on 'cuda' and 'host'"
+        )
     if backend != "torch" and (backend == "cuda") != on_gpu:
         where = "a CUDA device" if backend == "cuda" else "the CPU"
         raise ProblemError(f"backend={backend!r}: needs arrays on {where}; {array.argument} is on {array.device}")
@@ -322,10 +328,8 @@ def _execute(
     call = _Call(pass_name, problem, arrays, unbatched, None if out is None else read("out", out))
     if call.out is not None:
         _check_out(call)
-    native = _run_library(call) if kernel is None else _run_kernel(call, kernel, backend)
-    if out is not None:
-        return out
-    return first.library.result(native)
+    result = _run_library(call) if kernel is None else _run_kernel(call, kernel, backend)
+    return result if out is None else out
 
 
 def _check_library_precision(precision: str, array: Array) -> None:
@@ -346,9 +350,12 @@ def _check_out(call: _Call) -> None:
         if have != want:
             raise ProblemError(f"out: {what} is {have}; must be {want}")
     if out.read_only or not out.library.writable:
-        raise ProblemError("out: is read-only; must be writable" + ("" if out.library.writable else f" ({out.library.name} arrays are not)"))
+        never = "" if out.library.writable else f" ({out.library.name} arrays never are)"
+        raise ProblemError(f"out: is read-only; must be writable{never}")
     if out.foreign:
-        raise ProblemError(f"out: is an object known by its __dlpack__ alone; must be a {out.library.name} array, as the result would be")
+        raise ProblemError(
+            f"out: is an object known by its __dlpack__ alone; must be a {out.library.name} array, as the result would be"
+        )
     if _overlaps_itself(out.ref):
         raise ProblemError(f"out.strides={out.ref.strides}: some of its elements share memory; each must have its own")
     low, high = out.byte_range
@@ -395,7 +402,7 @@ def _channels_last(ref: TensorRef) -> bool:
 def _run_kernel(call: _Call, kernel: Kernel, backend_name: str) -> Any:
     library, device = call.first.library, call.first.device
     if math.prod(call.shape) == 0:
-        return call.destination().native
+        return library.result(call.destination().native)
     backend = backend_for(backend_name, device.index) if call.problem.batch else None
     with library.on(device):
         destination = call.destination()
@@ -406,7 +413,9 @@ def _run_kernel(call: _Call, kernel: Kernel, backend_name: str) -> Any:
         foreign = [array.native for array in call.arrays.values() if array.foreign]
         if foreign and device.kind == "cuda":
             keep_until_done(foreign, device)
-    if call.out is not None and library.name == "torch":  # autograd must notice a write that it cannot see
+        if call.out is None:
+            return library.result(destination.native)
+    if library.name == "torch":  # autograd must notice a write that it cannot see
         sys.modules["torch"].autograd.graph.increment_version(destination.native)
     return destination.native
 
@@ -441,7 +450,14 @@ def _run_library(call: _Call) -> Any:
     problem, given = call.problem, {name: array.native for name, array in call.arrays.items()}
     if call.unbatched:
         given = {name: t.unsqueeze(0) if t.dim() == 4 else t for name, t in given.items()}
-    geometry = (list(problem.stride), list(problem.padding), list(problem.dilation), True, list(problem.output_padding), problem.groups)
+    geometry = (
+        list(problem.stride),
+        list(problem.padding),
+        list(problem.dilation),
+        True,
+        list(problem.output_padding),
+        problem.groups,
+    )
     with torch.no_grad():
         if call.pass_name == "fprop":
             result = torch.ops.aten.convolution(given["input"], given["weight"], given.get("bias"), *geometry)

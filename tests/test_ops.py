@@ -118,7 +118,9 @@ def test_every_kernel_by_either_name(name: str) -> None:
 
 
 def test_a_named_kernel_runs_on_torch_cpu_tensors() -> None:
-    assert_close(ct.conv_transpose3d(torch.tensor(X), torch.tensor(W), torch.tensor(B), **GEOMETRY, algorithm="gather"), Y, "fp64")
+    assert_close(
+        ct.conv_transpose3d(torch.tensor(X), torch.tensor(W), torch.tensor(B), **GEOMETRY, algorithm="gather"), Y, "fp64"
+    )
 
 
 def layouts(array: np.ndarray) -> dict[str, np.ndarray]:
@@ -179,8 +181,12 @@ def test_channels_last_3d_follows_torch(which: str) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3, 2, 2, 2), (2, 1, 2, 2, 2), (2, 3, 1, 1, 1), (1, 1, 1, 1, 1), (1, 4, 1, 3, 1)])
 def test_channels_last_rule_is_torchs_own(shape: tuple[int, ...]) -> None:
-    for tensor in (torch.zeros(shape), torch.zeros(shape).to(memory_format=torch.channels_last_3d), torch.zeros(shape).transpose(2, 4)):
-        suggested = torch.empty_like(tensor).add(0) if False else torch._prims_common.suggest_memory_format(tensor)
+    for tensor in (
+        torch.zeros(shape),
+        torch.zeros(shape).to(memory_format=torch.channels_last_3d),
+        torch.zeros(shape).transpose(2, 4),
+    ):
+        suggested = torch._prims_common.suggest_memory_format(tensor)
         assert ops._channels_last(ct.arrays.read("input", tensor).ref) == (suggested == torch.channels_last_3d)
 
 
@@ -282,7 +288,10 @@ BAD_OUT: dict[str, tuple[Any, str]] = {
     "library": (lambda: torch.empty(Y.shape, dtype=torch.float64), "out: library is torch; must be NumPy"),
     "no array": (lambda: [1.0], "out: is a list"),
     "read-only": (lambda: read_only(np.empty(Y.shape)), "out: is read-only"),
-    "expanded": (lambda: np.lib.stride_tricks.as_strided(np.empty(Y.shape), Y.shape, (0, *np.empty(Y.shape).strides[1:])), "share memory"),
+    "expanded": (
+        lambda: np.lib.stride_tricks.as_strided(np.empty(Y.shape), Y.shape, (0, *np.empty(Y.shape).strides[1:])),
+        "share memory",
+    ),
 }
 
 
@@ -313,7 +322,7 @@ def test_out_that_overlaps_an_input() -> None:
 def test_jax_out_is_refused() -> None:
     jax = pytest.importorskip("jax")
     x, w = (jax.numpy.ones((1, 1, 2, 2, 2)) for _ in range(2))
-    with pytest.raises(ct.ProblemError, match="out: is read-only.*JAX"):
+    with pytest.raises(ct.ProblemError, match=r"out: is read-only.*JAX"):
         ct.conv_transpose3d(x, w, out=jax.numpy.zeros((1, 1, 3, 3, 3)))
 
 
@@ -326,13 +335,13 @@ def test_traced_jax_array_is_refused() -> None:
 def test_requires_grad_is_never_detached_silently() -> None:
     x, w = torch.tensor(X), torch.nn.Parameter(torch.tensor(W))
     for backend in ("host", "torch", None):
-        with pytest.raises(ct.ProblemError, match="weight.requires_grad=True"):
+        with pytest.raises(ct.ProblemError, match=r"weight\.requires_grad=True"):
             ct.conv_transpose3d(x, w, **GEOMETRY, backend=backend)
         with torch.no_grad():
             assert_close(ct.conv_transpose3d(x, w, torch.tensor(B), **GEOMETRY, backend=backend), Y, "fp64")
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, x)
-        with pytest.raises(ct.ProblemError, match="input.requires_grad"):
+        with pytest.raises(ct.ProblemError, match=r"input\.requires_grad"):
             ct.conv_transpose3d(dual, w.detach(), **GEOMETRY)
 
 
@@ -378,12 +387,16 @@ def test_auto_takes_the_first_deterministic_kernel_that_can() -> None:
         assert chosen.deterministic
 
 
-def test_fp32_precision_follows_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp32_precision_follows_torch() -> None:
     array = ct.arrays.read("input", torch.zeros(1))
-    for setting, meaning in (("none", "ieee"), ("ieee", "ieee"), ("tf32", "tf32")):
-        monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", setting)
-        assert ops._fp32_precision(None, array) == meaning
-        assert ops._fp32_precision("tf32x3", array) == "tf32x3"
+    before = torch.backends.cudnn.conv.fp32_precision
+    try:
+        for setting, meaning in (("none", "ieee"), ("ieee", "ieee"), ("tf32", "tf32")):
+            torch.backends.cudnn.conv.fp32_precision = setting
+            assert ops._fp32_precision(None, array) == meaning
+            assert ops._fp32_precision("tf32x3", array) == "tf32x3"
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = before
     for allowed in ops.FP32_PRECISIONS:
         assert_close(ct.conv_transpose3d(X, W, B, **GEOMETRY, fp32_precision=allowed), Y, "fp64")
 
@@ -402,7 +415,9 @@ def test_import_is_light() -> None:
         "import sys; heavy = {'torch', 'cupy', 'hypothesis', 'jax'} & set(sys.modules); assert not heavy, heavy\n"
         "assert ct.__version__ and 'check' in dir(ct)\nprint(elapsed)"
     )
-    best = min(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3))
+    best = min(
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3)
+    )
     assert best < 0.3, f"import cupy_convt3d took {best:.2f} s"
 
 

@@ -1,8 +1,10 @@
-"""The wheel and the sdist carry the kernels, and an installed wheel works outside the source tree; the import is light."""
+"""The wheel and the sdist carry the kernels, and an installed wheel works outside the source tree; the import is light;
+README's examples run."""
 
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -69,7 +71,8 @@ def test_an_installed_wheel_checks_a_kernel_outside_the_source_tree(installed: P
 
 @pytest.mark.slow
 def test_the_import_takes_under_300_ms() -> None:
-    timed = "import time; start = time.perf_counter(); import cupy_convt3d; print(time.perf_counter() - start)"
+    # Processor time, not the clock's: other tests run on the same cores, and waiting for them is not the import's doing.
+    timed = "import time; start = time.process_time(); import cupy_convt3d; print(time.process_time() - start)"
     seconds = [float(run(sys.executable, "-c", timed, cwd=ROOT)) for _ in range(7)]
     assert statistics.median(seconds) < 0.3, f"import cupy_convt3d took {[f'{s * 1e3:.0f} ms' for s in seconds]}"
 
@@ -94,3 +97,13 @@ def test_the_problem_header_is_the_generated_one() -> None:
     assert (ROOT / "kernels/include/convt3d/problem.cuh").read_text() == generated, (
         "kernels/include/convt3d/problem.cuh is stale: python -m cupy_convt3d.problem > kernels/include/convt3d/problem.cuh"
     )
+
+
+@pytest.mark.slow
+def test_the_tour_of_the_readme_runs_with_its_kernel(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (cuda,) = (text for language, text in blocks if language == "cuda")
+    (tour,) = (text for language, text in blocks if language == "python")
+    (tmp_path / "my_gather.cu").write_text(cuda)
+    printed = run(sys.executable, "-c", tour, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert "n1_c8to4_i5x6x7_k3_s2_p1" in printed and printed.splitlines()[-1] == "None", printed

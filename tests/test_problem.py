@@ -214,6 +214,8 @@ def test_largest_legal_arguments_are_taken() -> None:
 def test_constructor_refuses_a_bad_batch_and_channels() -> None:
     with pytest.raises(ProblemError, match="batch=-1"):
         Problem(-1, 1, 1, (1, 1, 1), (1, 1, 1))
+    with pytest.raises(ProblemError, match="groups=0"):
+        Problem(1, 1, 1, (1, 1, 1), (1, 1, 1), groups=0)
     with pytest.raises(ProblemError, match="out_channels=3"):
         Problem(1, 4, 3, (1, 1, 1), (1, 1, 1), groups=2)
 

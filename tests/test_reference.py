@@ -266,6 +266,20 @@ def rounded_to_tf32(array: Array, truncate: bool = False) -> Array:
     return ((bits if truncate else bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
+def test_roundoffs_are_those_of_the_formats() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for name, dtype in [("fp64", np.float64), ("fp32", np.float32), ("fp16", np.float16), ("bf16", ml_dtypes.bfloat16)]:
+        assert reference.precision(name).unit_out == float(ml_dtypes.finfo(dtype).eps) / 2
+    values = np.linspace(1, 2, 100_001, dtype=np.float32)
+    high = rounded_to_tf32(values)
+    low = rounded_to_tf32(values - high)
+    worst = float((np.abs(high.astype(np.float64) - values) / values).max())
+    assert 0.9 < worst / reference.precision("fp32", "tf32").unit_in <= 1
+    assert (np.abs(high.astype(np.float64) + low - values) / values).max() <= reference.precision("fp32", "tf32x3").unit_in
+    # What three products leave out is low * low, at most unit_in(tf32)**2.
+    assert worst**2 <= reference.precision("fp32", "tf32x3").unit_in <= 2.0**-22
+
+
 def summed_in_fp32(problem: Problem, x: Array, w: Array) -> Array:
     """Return fprop with every product and every addition rounded to fp32, one term after the other."""
     output = np.zeros(problem.output_shape, np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -67,10 +68,18 @@ def test_no_feature_is_true_of_every_problem(name: str) -> None:
     assert not all(map(FEATURES[name], EDGE_PROBLEMS))
 
 
+@pytest.mark.parametrize("name", [name for name in strategies._STEERINGS if name])
+def test_steering_leads_to_its_feature(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steering = strategies._STEERINGS[name]
+    monkeypatch.setattr(strategies, "_STEERINGS", {name: steering, "kernel = stride": steering})
+    drawn = sample(problems(), 60)
+    assert covered(drawn)[name] >= 0.7 * len(drawn)
+
+
 def test_edge_problems_are_tiny_and_different() -> None:
     assert len(set(EDGE_PROBLEMS)) == len(EDGE_PROBLEMS)
     assert max(p.flop for p in EDGE_PROBLEMS) <= 2 * 8 * 27
-    assert max(p.names["output_numel"] for p in EDGE_PROBLEMS) <= 64  # type: ignore[type-var]
+    assert max(math.prod(p.output_shape) for p in EDGE_PROBLEMS) <= 64
 
 
 def test_covered_counts_problems() -> None:
@@ -263,6 +272,12 @@ def test_most_terms_is_reached() -> None:
     problem = Problem.parse("n2_c4to6_i8_k5_s3_d2_g2_bias")
     for pass_name in ("fprop", "dgrad", "wgrad"):
         assert strategies.most_terms(pass_name, problem) == reference.terms(pass_name, problem).max()
+
+
+def test_long_sums_narrow_the_range_before_they_thin_out() -> None:
+    problem = Problem.parse("n2_c64to64_i2_k5")  # 8000 terms in dgrad
+    for tensor in draw_tensors("dgrad", problem, "fp16", "exact", 0).values():
+        assert np.abs(tensor).max() == 2 and (tensor != 0).all()
 
 
 def test_tensors_depend_on_the_seed_alone() -> None:

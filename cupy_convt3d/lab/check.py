@@ -345,6 +345,11 @@ class _Search:
                     return True
             return False
 
+        for simpler in self.kinds[: self.kinds.index(kind)]:  # integers make the better counterexample
+            failed_as, kind = kind, simpler
+            if (simpler, dtype) in self.combinations() and fails(problem):
+                break
+            kind = failed_as
         smallest = shrink(problem, fails)
         found, number = best
         self.report.counterexample = Counterexample(

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..backends.base import Backend
@@ -36,7 +36,7 @@ from .measure import Bench, Ceilings, Row, measure_ceilings
 from .suites import scaled_down, suite
 
 FORMAT = 1  # of report.json
-EXAMPLES = 60
+EXAMPLES = 150
 HOST_FLOP_LIMIT = 4_000_000
 _VOLUME = ("tests", "data", "example4d.nii.gz")
 
@@ -118,7 +118,7 @@ def html(data: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["ms"] = _ms
     template = environment.from_string(resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8"))
-    return template.render(**data, pictures=pictures, comparisons=comparisons(data["rows"]))
+    return template.render(**data, pictures=pictures, passes=_by_pass(data["rows"]))
 
 
 def comparisons(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -136,6 +136,13 @@ def comparisons(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         rival = next((row for row in own if row["is_rival"]), None)
         entries.append({"pass_name": pass_name, "case": case, "rival": rival, "kernels": contenders, "best": best})
     return entries
+
+
+def _by_pass(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for entry in comparisons(rows):
+        groups.setdefault(entry["pass_name"], []).append(entry)
+    return groups
 
 
 def mri_volume() -> np.ndarray[Any, Any]:
@@ -228,12 +235,15 @@ def _commit() -> str | None:
 
 
 def _check_all(progress: Progress, registered: Mapping[str, Kernel], backend: Backend, examples: int) -> dict[str, CheckReport]:
-    task = progress.add_task("check", total=len(registered))
     reports = {}
     for name, kernel in registered.items():
-        progress.update(task, description=f"check {name}")
-        reports[name] = check(kernel, backend=backend.name, examples=examples)
-        progress.advance(task)
+        task = progress.add_task(f"check {_plain(name)}", total=None)
+
+        def show(done: int, total: int, _: str, task: TaskID = task) -> None:
+            progress.update(task, completed=done, total=total)
+
+        reports[name] = check(kernel, backend=backend.name, examples=examples, progress=show)
+        progress.remove_task(task)
     return reports
 
 
@@ -261,7 +271,7 @@ def _time_all(
     rows: list[Row] = []
     for name, problem in problems.items():
         for pass_name in PASSES:
-            progress.update(task, description=f"time {name} {pass_name}")
+            progress.update(task, description=f"time {_plain(name)} {pass_name}")
             able = [kernel for kernel in registered.values() if kernel.pass_name == pass_name]
             if able:
                 rows += bench.compare(name, problem, pass_name, able, "fp32", ceilings)
@@ -276,7 +286,8 @@ def _check_entry(name: str, report: CheckReport) -> dict[str, Any]:
         "passed": report.passed,
         "examples": report.examples,
         "distinct_problems": report.distinct_problems,
-        "missing": [str(feature) for feature in report.missing],
+        "features": report.features,
+        "missing": report.missing,
         "worst_ratio": report.worst_ratio,
         "elapsed_s": report.elapsed_s,
         "counterexample": counterexample,
@@ -343,25 +354,44 @@ def _print_results(console: Console, data: Mapping[str, Any]) -> None:
         row = real.get(entry["kernel"])
         inside = "" if row is None else f"{'equal' if row['passed'] else '[red]DIFFERS[/]'} ({row['difference']:.1e})"
         verdict = "passed" if entry["passed"] else "[red]FAILED[/]"
-        numbers = (str(entry["distinct_problems"]), f"{entry['worst_ratio']:.2g}", f"{entry['elapsed_s']:.1f}")
+        numbers = (str(entry["distinct_problems"]), f"{entry['worst_ratio']:.3g}", f"{entry['elapsed_s']:.1f}")
         checked.add_row(_plain(entry["kernel"]), verdict, *numbers, inside)
     console.print(checked)
     for entry in data["checks"]:
         if not entry["passed"]:
             console.print(entry["text"], markup=False, highlight=False)
-    title = "Timed, fp32, milliseconds (median)"
+    _print_timings(console, data)
+
+
+def _print_timings(console: Console, data: Mapping[str, Any]) -> None:
+    console.print("Timed: median milliseconds" + (", in brackets rival / kernel" if data["rival"] else ""), style="italic")
     if data["scaled_down"]:
-        title += f": scaled down to {data['flop_limit'] / 1e6:.3g} MFLOP, host; these are no GPU numbers"
-    timed = Table("pass", "problem", "kernel", "ms", data["rival"] or "torch", "rival / kernel", "of floor", title=title, title_justify="left")
-    for entry in comparisons(data["rows"]):
-        for row in entry["kernels"]:
-            speedup = "-" if row["speedup"] is None else f"{row['speedup']:.3g}x"
-            share = "-" if row["share_of_floor"] is None else f"{row['share_of_floor']:.0%}"
-            took = "[red]WRONG[/]" if row["wrong"] else _plain(row["note"]) or _ms(row["median_ms"])
-            rival_ms = _ms(entry["rival"] and entry["rival"]["median_ms"])
-            timed.add_row(entry["pass_name"], entry["case"], _plain(row["contender"]), took, rival_ms, speedup, share)
-        timed.add_section()
-    console.print(timed)
+        console.print(f"Scaled down to {data['flop_limit'] / 1e6:.3g} MFLOP a problem, host: no GPU numbers.", style="italic")
+    for pass_name, own in _by_pass(data["rows"]).items():
+        names = [row["contender"] for row in own[0]["kernels"]]
+        columns = [_plain(name.removeprefix(f"{pass_name}_")) for name in names]
+        table = Table("problem", *columns, title=f"{pass_name}, fp32", title_justify="left")
+        if data["rival"]:
+            table.add_column(data["rival"])
+        if data["ceilings"]:
+            table.add_column("best, of floor")
+        for entry in own:
+            cells = [_cell(row, row is entry["best"]) for row in entry["kernels"]]
+            if data["rival"]:
+                cells.append(_ms(entry["rival"]["median_ms"]) if entry["rival"] else "-")
+            if data["ceilings"]:
+                cells.append("-" if entry["best"] is None else f"{entry['best']['share_of_floor']:.0%}")
+            table.add_row(entry["case"], *cells)
+        console.print(table)
+
+
+def _cell(row: Mapping[str, Any], best: bool) -> str:
+    if row["median_ms"] is None:
+        return _plain(row["note"])
+    text = _ms(row["median_ms"]) + ("" if row["speedup"] is None else f" ({row['speedup']:.2g}x)")
+    if row["wrong"]:
+        return f"[red]{text} WRONG[/]"
+    return f"[bold]{text}[/]" if best else text
 
 
 def _plain(text: str) -> str:

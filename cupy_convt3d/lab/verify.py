@@ -21,7 +21,7 @@ _GUARD = 2048  # elements on either side; a multiple of every vector load's alig
 # Bit patterns by element type. UNWRITTEN fills the output, STRAY the guards and gaps, OUTSIDE all that must not be read:
 # quiet NaNs with payloads of their own, since arithmetic hands the payload of an operand on.
 _UNWRITTEN = {"fp64": 2**64 - 1, "fp32": 2**32 - 1, "fp16": 2**16 - 1, "bf16": 2**16 - 1}
-_REFILLED = {"fp64": 0xFFF8DEADFACEFACE, "fp32": 0xFFC0FACE, "fp16": 0xFECE, "bf16": 0xFFCE}
+_REFILLED = {"fp64": 0x4009200000000000, "fp32": 0x40490000, "fp16": 0x4248, "bf16": 0x4049}  # 3.140625, to tell adding apart
 _STRAY = {"fp64": 0x7FF8A5A5A5A5A5A5, "fp32": 0x7FC0A5A5, "fp16": 0x7EA5, "bf16": 0x7FE5}
 _OUTSIDE = {"fp64": 0x7FF85A5A5A5A5A5A, "fp32": 0x7FC05A5A, "fp16": 0x7E5A, "bf16": 0x7FDA}
 _NAMES = {np.dtype(np.float64): "fp64", np.dtype(np.float32): "fp32"}
@@ -166,6 +166,8 @@ def verify(backend: Backend, kernel: Kernel, problem: Problem, dtype: str, kind:
     outcome = bits if isinstance(bits, Outcome) else _judge(example, bits, ref, expected, bound)
     if isinstance(bits, Outcome) or not outcome.ok:
         return _explained(example, read, written, bits, outcome)
+    if getattr(backend, "sanitizer", None) == "thread":
+        return outcome  # it sees a race in any order, and is slow
     again = _execute(example, read, written, _UNWRITTEN[dtype], 2 * seed + 1)
     second = again if isinstance(again, Outcome) else _judge(example, again, ref, expected, bound)
     if not second.ok:
@@ -261,7 +263,7 @@ def _element(example: _Example, wrong: Array, expected: Array, got: Array, what:
 def _explained(
     example: _Example, read: Mapping[str, _Placed], written: _Placed, bits: Array | Outcome, outcome: Outcome
 ) -> Outcome:
-    """Tell elements that were never written from those that got the pattern by arithmetic: they follow another filling."""
+    """Tell elements that were never written from those whose NaN came by arithmetic: only the former keep another filling."""
     if isinstance(bits, Outcome):
         return bits
     again = _execute(example, read, written, _REFILLED[example.dtype], 0)

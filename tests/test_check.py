@@ -1,0 +1,278 @@
+"""`check`, the child process it works in, and the command line over it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupy_convt3d import cli, registry
+from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.errors import BackendError, CompileError, KernelError
+from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.lab import strategies
+from cupy_convt3d.lab.check import check
+from cupy_convt3d.lab.shrink import shrink
+from cupy_convt3d.lab.verify import verify
+from cupy_convt3d.lab.worker import Worker, summarize_report
+from cupy_convt3d.problem import Problem
+
+SPECIMENS = Path(__file__).parent / "specimens"
+TINY = Problem.parse("n1_c1to1_i1_k1")
+
+# A plain CUDA file, no header of ours: a block for each output, products shared out over its threads, added up by shuffles
+# in a warp, in static shared memory over warps, in dynamic shared memory over all, with an atomic at the end.
+PLAIN = """/* convt3d
+pass = "fprop"
+dtypes = ["fp32"]
+[[launch]]
+grid = "output_numel"
+block = 64
+shared_bytes = 256
+*/
+#define OFFSET(n, channels, c, D, H, W, d, h, w) (((((n) * (channels) + (c)) * (D) + (d)) * (H) + (h)) * (W) + (w))
+extern "C" __global__ void plain(const float* __restrict__ input, const float* weight, const float* bias, float* output,
+    int in_channels, int out_channels, int groups, int input_d, int input_h, int input_w, int output_d, int output_h,
+    int output_w, int kernel_d, int kernel_h, int kernel_w, int stride_d, int stride_h, int stride_w, int padding_d,
+    int padding_h, int padding_w, int dilation_d, int dilation_h, int dilation_w) {
+  extern __shared__ float own[];
+  __shared__ float warps[2], total;
+  const int thread = threadIdx.x, taps = kernel_d * kernel_h * kernel_w;
+  int rest = blockIdx.x;
+  const int w = rest % output_w; rest /= output_w;
+  const int h = rest % output_h; rest /= output_h;
+  const int d = rest % output_d; rest /= output_d;
+  const int co = rest % out_channels, n = rest / out_channels;
+  const int inputs = in_channels / groups, outputs = out_channels / groups, first = co / outputs * inputs;
+  if (thread == 0) total = bias ? bias[co] : 0.0f;
+  own[thread] = 0;
+  for (int i = thread; i < inputs * taps; i += 64) {
+    const int ci = first + i / taps, t = i % taps;
+    const int md = d + padding_d - t / (kernel_h * kernel_w) * dilation_d;
+    const int mh = h + padding_h - t / kernel_w % kernel_h * dilation_h, mw = w + padding_w - t % kernel_w * dilation_w;
+    if (md < 0 || mh < 0 || mw < 0 || md % stride_d || mh % stride_h || mw % stride_w) continue;
+    if (md / stride_d >= input_d || mh / stride_h >= input_h || mw / stride_w >= input_w) continue;
+    own[thread] += input[OFFSET(n, in_channels, ci, input_d, input_h, input_w, md / stride_d, mh / stride_h, mw / stride_w)] *
+                   weight[(ci * outputs + co % outputs) * taps + t];
+  }
+  __syncthreads();
+  float sum = own[thread ^ 1];  // another thread's: the barrier matters
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
+  if (thread % 32 == 0) warps[thread / 32] = sum;
+  __syncthreads();
+  if (thread < 2) atomicAdd(&total, warps[thread]);
+  __syncthreads();
+  if (thread == 0) output[blockIdx.x] = total;
+}
+"""
+
+
+@pytest.fixture
+def plain_file(tmp_path: Path) -> Path:
+    path = tmp_path / "plain.cu"
+    path.write_text(PLAIN.replace('dtypes = ["fp32"]', 'dtypes = ["fp32"]\ndeterministic = false'))
+    return path
+
+
+@pytest.mark.parametrize("name", registry.kernels())
+def test_shipped_kernels_pass(name: str) -> None:
+    report = check(name, backend="host", examples=60)
+    assert report.passed, str(report)
+    assert report.dtypes == registry.kernel(name).dtypes
+    assert set(report.features) == set(strategies.FEATURES)
+    assert report.examples >= 60 + len(strategies.EDGE_PROBLEMS) * (3 + 3 + 2 + 2)
+    assert 0 < report.worst_ratio == max(report.ratios) <= 1
+
+
+@pytest.mark.parametrize("sanitize", [None, "address", "undefined", "thread"])
+def test_plain_cuda_file_passes(plain_file: Path, sanitize: str | None) -> None:
+    report = check(plain_file, backend="host", examples=0 if sanitize else 15, sanitize=sanitize)
+    assert report.passed, str(report)
+    assert not report.skipped
+
+
+def test_tiny_examples_are_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 random examples of a naive kernel in under 2 s, compile included; best of three, for other load on the machine."""
+    elapsed = []
+    for attempt in range(3):
+        monkeypatch.setenv("CONVT3D_CACHE", str(tmp_path / str(attempt)))
+        start = time.perf_counter()
+        report = check("fprop_gather", backend="host", examples=100, dtypes=["fp32"])
+        elapsed.append(time.perf_counter() - start)
+        assert report.passed
+        assert list((tmp_path / str(attempt)).rglob("*.so")), "nothing was compiled"
+    assert min(elapsed) < 2.0
+
+
+def test_same_seed_same_report() -> None:
+    first, second, other = (check("fprop_gather", backend="host", dtypes=["fp32"], examples=40, seed=s) for s in (5, 5, 6))
+    assert first.ratios == second.ratios != other.ratios
+
+
+def test_missed_feature_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(strategies.FEATURES, "batch > 1000", lambda problem: problem.batch > 1000)
+    report = check("fprop_gather", backend="host", dtypes=["fp32"], examples=5)
+    assert not report.passed
+    assert report.missing == ["batch > 1000"]
+    assert report.counterexample is None
+    assert "MISSED: batch > 1000" in str(report)
+
+
+def test_refused_feature_is_not_applicable() -> None:
+    source = registry.kernel("fprop_gather").source
+    rules = "[restrictions]\n'groups == 1' = 'groups are not done'\n'in_channels % 8 == 0' = 'needs channels by eights'\n"
+    kernel = Kernel.from_source(source.replace("[[launch]]", rules + "[[launch]]", 1), "picky")
+    report = check(kernel, backend="host", dtypes=["fp32"], examples=20)
+    assert report.passed, str(report)
+    assert set(report.not_applicable) == {"depthwise", "channel multiplier", "groups 1 < g < C"}
+    assert "size-1 axis" in report.features  # with eight channels
+    assert any("groups are not done" in reason for reason in report.skipped)
+
+
+def test_kernel_that_refuses_everything_fails() -> None:
+    source = registry.kernel("fprop_gather").source
+    kernel = Kernel.from_source(source.replace("[[launch]]", "[restrictions]\n'batch > 999' = 'no'\n[[launch]]", 1), "never")
+    report = check(kernel, backend="host", dtypes=["fp32"], examples=5)
+    assert not report.passed
+    assert "nothing was run" in str(report)
+
+
+@pytest.mark.parametrize("kind", strategies.KINDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_verify_sees_one_wrong_voxel_in_any_layout(kind: str, seed: int) -> None:
+    source = registry.kernel("fprop_gather").source
+    wrong = source.replace("= to_scalar(sum);", "= to_scalar(o.c == 1 && o.n == 1 && o.w == 2 ? sum * accum_t(1.01) + 1 : sum);")
+    assert wrong != source
+    problem = Problem.parse("n2_c2to2_i1x1x3_k1")
+    right = verify(HostBackend(), Kernel.from_source(source), problem, "fp32", kind, seed)
+    assert right.ok, right
+    outcome = verify(HostBackend(), Kernel.from_source(wrong), problem, "fp32", kind, seed)
+    assert not outcome.ok
+    assert outcome.index == (1, 1, 0, 0, 2)
+    assert outcome.expected is not None and outcome.got is not None
+    assert outcome.got == pytest.approx(np.float32(outcome.expected) * 1.01 + 1, rel=1e-5)
+
+
+def test_written_input_is_seen() -> None:
+    source = PLAIN.replace("const float* weight", "float* weight").replace("  own[thread] = 0;", "  own[thread] = 0; weight[0] += 0.5f;")
+    outcome = verify(HostBackend(), Kernel.from_source(source), TINY, "fp32", "exact", 0)
+    assert "weight was written to" in outcome.message
+
+
+def test_worker_survives_crash_hang_and_a_lost_child() -> None:
+    stride = Problem.parse("n1_c1to1_i1_k1x1x2_s1x1x2")
+    with Worker(Kernel.from_file(SPECIMENS / "hang.cu"), "host", time_limit_s=0.5) as worker:
+        assert worker.verify(TINY, "fp32", "exact", 0).ok
+        assert "hang" in worker.verify(stride, "fp32", "exact", 13).message
+        assert worker.verify(TINY, "fp32", "exact", 0).ok
+        os.kill(worker._pid, signal.SIGTERM)
+        assert "SIGTERM" in worker.verify(TINY, "fp32", "exact", 0).message
+        assert worker.verify(TINY, "fp32", "exact", 0).ok
+        assert worker.restarts == 2
+    with Worker(Kernel.from_file(SPECIMENS / "crash.cu"), "host") as worker:
+        for _ in range(3):
+            assert "SIGSEGV" in worker.verify(Problem.parse("n1_c1to1_i1_k1_bias"), "fp32", "exact", 1).message
+            assert worker.verify(TINY, "fp32", "exact", 0).ok
+    assert worker._process.poll() is not None
+
+
+def test_printf_does_not_break_the_protocol() -> None:
+    source = PLAIN.replace("  own[thread] = 0;", '  own[thread] = 0; printf("%d says hello to the parent\\n", thread);')
+    with Worker(Kernel.from_source(source), "host") as worker:
+        assert worker.verify(TINY, "fp32", "exact", 0).ok
+        assert worker.verify(TINY, "fp32", "random", 0).ok
+
+
+def test_sanitizer_reports_are_summarized() -> None:
+    assert summarize_report("nothing of note") is None
+    log = "WARNING: ThreadSanitizer: data race (pid=7)\n  Write of size 4\n    #0 k /a/b.cu:12 (x.so)\n    #0 k /a/b.cu:14 (x.so)\n"
+    assert summarize_report(log) == "ThreadSanitizer: data race at /a/b.cu:12, /a/b.cu:14"
+
+
+def test_shrinking_ends_at_the_guilty_fields() -> None:
+    large = Problem.parse("n2_c4to8_i3x4x5_k3x2x4_s2x3x2_p1_op1_d1x2x3_g2_bias")
+    assert str(shrink(large, lambda p: max(p.stride) > 1 and p.groups > 1)) == "n1_c2to2_i1_k1_s1x1x2_g2"
+    assert str(shrink(large, lambda p: p.bias)) == "n1_c1to1_i1_k1_bias"
+    assert shrink(TINY, lambda p: True) == TINY
+
+
+def test_syntax_error_shows_numbered_lines(plain_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain_file.write_text(PLAIN.replace("int rest = blockIdx.x;", "int rest = blockIdx.x"))
+    with pytest.raises(CompileError, match=r">\s+\d+ \| "):
+        check(plain_file, backend="host")
+    assert cli.main(["check", str(plain_file), "--backend", "host"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("convt3d: error: plain[fp32]")
+    assert "| " in error and "int w = rest % output_w" in error
+
+
+def test_no_compiler_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BackendError, match="apt install g"):
+        check("fprop_gather", backend="host")
+    assert cli.main(["check", "fprop_gather", "--backend", "host"]) == 2
+    assert "needs a C++17 compiler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuchkernel"], "not registered"),
+        (["nosuchfile.cu"], "cannot be read"),
+        (["fprop_gather", "--sanitize", "thread", "--backend", "cuda"], "only the host backend has sanitizers"),
+    ],
+)
+def test_command_line_refuses(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_bad_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["check", "--problem", "n1"], ["check", "--dtype", "fp8"], ["check", "--seed", "-1"], []):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(arguments)
+        assert stopped.value.code == 2
+    assert "must look like n2_c8to16" in capsys.readouterr().err
+
+
+def test_unknown_dtype_and_kind_are_refused() -> None:
+    with pytest.raises(KernelError, match="no fp16 instance"):
+        check(SPECIMENS / "crash.cu", backend="host", dtypes=["fp16"])
+    with pytest.raises(KernelError, match="must be one of exact"):
+        check("fprop_gather", backend="host", kinds=["precise"])
+
+
+def test_command_line_reports_a_failure_that_its_own_line_reproduces(capsys: pytest.CaptureFixture[str]) -> None:
+    file = SPECIMENS / "s000_batch_index.cu"
+    assert cli.main(["check", str(file), "--backend", "host"]) == 1
+    output = capsys.readouterr().out
+    assert "FAILED" in output and "n2_c1to1_i1_k1" in output and "first wrong element [1, 0, 0, 0, 0]" in output
+    line = next(line for line in output.splitlines() if "reproduce: " in line).partition("convt3d ")[2]
+    assert cli.main(line.split()) == 1
+    assert "n2_c1to1_i1_k1" in capsys.readouterr().out
+
+
+def test_command_line_as_a_process() -> None:
+    command = [sys.executable, "-m", "cupy_convt3d", "check", "fprop_gather", "--backend", "host", "--examples", "5", "--dtype", "fp32"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "fprop_gather on host (fp32): passed" in done.stdout
+    assert done.stderr == ""  # no progress bar where there is no terminal
+
+
+def test_info_says_what_is_there_and_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "--why", "n1_c1to2_i3_k3_s2"]) == 0
+    output = capsys.readouterr().out
+    assert f"numpy:       {np.__version__}" in output
+    assert all(name in output for name in registry.kernels())
+    assert "n1_c1to2_i3_k3_s2 fp32: yes" in output

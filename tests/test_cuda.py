@@ -1,0 +1,73 @@
+"""The CUDA backend: NVRTC for every architecture with no GPU; loading, launching and attributes on one."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupy_convt3d.errors import CompileError
+from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.registry import kernels
+from cupy_convt3d.source import Instance
+
+nvrtc = pytest.importorskip("cupy_convt3d.backends.nvrtc")
+pytest.importorskip("cupy", reason="NVRTC comes with CuPy")
+
+PLAIN = """/* convt3d
+pass = "fprop"
+[[launch]]
+grid = 1
+block = 1
+*/
+__global__ void plain(const float* input, float* output) {
+  extern __shared__ float tile[];
+  tile[0] = input[0];
+  output[0] = tile[0];
+}
+"""
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
+@pytest.mark.parametrize("name", kernels())
+def test_every_instance_compiles_without_spills(name: str, arch: str) -> None:
+    kernel = kernels()[name]
+    for dtype in kernel.dtypes:
+        cubin, log = nvrtc.compile_cubin(Instance(kernel, dtype), arch)
+        attributes = nvrtc.log_attributes(log)
+        assert cubin[:4] == b"\x7fELF"
+        assert set(attributes) == {launch.symbol for launch in kernel.launches}
+        for symbol, found in attributes.items():
+            assert found["spill_bytes"] == 0 and found["stack_bytes"] == 0, f"{symbol} {dtype} {arch}: {found}"
+            assert found["registers"] > 0
+
+
+@pytest.mark.nvrtc
+def test_a_spill_would_be_seen() -> None:
+    kernel = kernels()["fprop_tiled"].replace_tunables(THREAD_VOXELS=32, TILE_CHANNELS=32, THREAD_CHANNELS=16)
+    _, log = nvrtc.compile_cubin(Instance(kernel, "fp64"), "sm_90a")
+    assert nvrtc.log_attributes(log)["convt3d_fprop_tiled"]["spill_bytes"] > 0
+
+
+@pytest.mark.nvrtc
+def test_plain_cuda_gets_c_linkage() -> None:
+    _, log = nvrtc.compile_cubin(Instance(Kernel.from_source(PLAIN, "plain"), "fp32"), "sm_80")
+    assert set(nvrtc.log_attributes(log)) == {"plain"}
+
+
+@pytest.mark.nvrtc
+def test_errors_show_the_numbered_source() -> None:
+    broken = Kernel.from_source(PLAIN.replace("tile[0] = input[0]", "tile[0] = inputs[0]"), "broken")
+    with pytest.raises(CompileError, match=r"(?s)>\s+9 \|   tile\[0\] = inputs\[0\].*identifier \"inputs\" is undefined"):
+        nvrtc.compile_cubin(Instance(broken, "fp32"), "sm_80")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", kernels())
+def test_attributes(name: str) -> None:
+    from cupy_convt3d.backends.cuda import CudaBackend
+
+    kernel = kernels()[name]
+    module = CudaBackend().compile(Instance(kernel, "fp32"))
+    for launch in kernel.launches:
+        found = module.attributes(launch.symbol)
+        assert found["registers"] > 0 and found["local_bytes"] == 0 and found["spill_bytes"] == 0

@@ -1,0 +1,232 @@
+"""The host backend: CUDA's language on a CPU, and what it says of kernels that would hang, race or overrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupy_convt3d.backends.base import TensorRef, run
+from cupy_convt3d.backends.host import HostBackend, compiler, sanitizer_environment
+from cupy_convt3d.backends.host_source import rewrite_shared
+from cupy_convt3d.errors import BackendError, CompileError, KernelError, LaunchError
+from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.problem import Problem
+
+HEADER = '/* convt3d\npass = "fprop"\n[[launch]]\ngrid = {grid}\nblock = {block}\nshared_bytes = {shared}\n*/\n'
+
+
+def kernel(body: str, name: str = "trial", grid: int = 1, block: int = 64, shared: int = 0) -> Kernel:
+    text = HEADER.format(grid=grid, block=block, shared=shared)
+    return Kernel.from_source(f"{text}__global__ void trial(const float* input, float* output) {{\n{body}\n}}\n", name)
+
+
+def launch(body: str, seed: int = 0, backend: HostBackend | None = None, **declared: int) -> np.ndarray:
+    """Run a body with `input` 0..63 and `output` NaN; return the 64 outputs."""
+    values, output = np.arange(64, dtype=np.float32), np.full(64, np.nan, np.float32)
+    tensors = {n: TensorRef(a.ctypes.data, a.shape, (1,)) for n, a in (("input", values), ("output", output))}
+    run(backend or HostBackend(), kernel(body, **declared), Problem(1, 1, 1, 4, 1), "fp32", tensors, lambda size: 0, seed=seed)
+    return output
+
+
+REVERSE = """
+  __shared__ float tile[64];
+  tile[threadIdx.x] = input[threadIdx.x];
+  __syncthreads();
+  output[threadIdx.x] = tile[63 - threadIdx.x];
+"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_barrier(seed: int) -> None:
+    np.testing.assert_array_equal(launch(REVERSE, seed), np.arange(64)[::-1])
+
+
+def test_missing_barrier_reads_poison() -> None:
+    assert np.isnan(launch(REVERSE.replace("__syncthreads();", ""))).any()
+
+
+def test_poison_is_fresh_in_every_block() -> None:
+    body = """
+  __shared__ float kept;
+  if (threadIdx.x == 0) {
+    output[blockIdx.x] = kept;
+    kept = 1.0f;
+  }"""
+    assert np.isnan(launch(body, grid=4)[:4]).all()
+
+
+def test_dynamic_and_several_static() -> None:
+    body = """
+  extern __shared__ float dynamic[];
+  __shared__ float first[64], second[2][32];
+  __shared__ struct { float sum; } third;
+  const int t = threadIdx.x;
+  dynamic[t] = input[t];
+  first[t] = 2 * input[t];
+  second[t / 32][t % 32] = 3 * input[t];
+  if (t == 0) third.sum = 4;
+  __syncthreads();
+  output[t] = dynamic[63 - t] + first[63 - t] + second[(63 - t) / 32][(63 - t) % 32] + third.sum;"""
+    np.testing.assert_array_equal(launch(body, 3, shared=256), 6 * np.arange(64)[::-1] + 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shuffles_and_votes(seed: int) -> None:
+    body = """
+  const unsigned all = 0xffffffffu;
+  float sum = input[threadIdx.x];
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(all, sum, lanes);
+  const float before = __shfl_up_sync(all, input[threadIdx.x], 1), after = __shfl_down_sync(all, input[threadIdx.x], 1, 8);
+  const float third = __shfl_sync(all, input[threadIdx.x], 3);
+  const unsigned odd = __ballot_sync(all, threadIdx.x & 1);
+  output[threadIdx.x] = threadIdx.x < 32 ? sum + third : before * 1000 + after + (odd == 0xaaaaaaaau ? 0.5f : 0.0f);"""
+    lanes = np.arange(64)
+    before = np.where(lanes % 32 == 0, lanes, lanes - 1)
+    after = np.where(lanes % 8 == 7, lanes, lanes + 1)
+    expected = np.where(lanes < 32, 496 + 3, before * 1000 + after + 0.5)
+    np.testing.assert_array_equal(launch(body, seed), expected.astype(np.float32))
+
+
+def test_atomics() -> None:
+    body = """
+  __shared__ int count;
+  if (threadIdx.x == 0) count = 0, output[1] = 0;
+  __syncthreads();
+  atomicAdd(&count, 2);
+  atomicAdd(&output[1], 0.5f);
+  __syncthreads();
+  if (threadIdx.x == 0) output[0] = count;"""
+    assert list(launch(body, 5)[:2]) == [128, 32]
+
+
+def test_threads_that_exit_do_not_hold_up_a_barrier() -> None:
+    body = "  if (threadIdx.x >= 32) return;\n  __syncthreads();\n  output[threadIdx.x] = 1;"
+    assert np.nansum(launch(body, 2)) == 32
+
+
+def test_divergent_barrier_names_threads_and_lines() -> None:
+    body = "  if (threadIdx.x < 32)\n    __syncthreads();\n  else\n    __syncthreads();"
+    with pytest.raises(LaunchError, match=r"block \(0, 0, 0\).*divergent barrier.*thread \(\d+, 0, 0\).*trial.cu:1[02]"):
+        launch(body)
+
+
+def test_deadlock_names_who_waits() -> None:
+    body = "  if (threadIdx.x < 32) __syncthreads();\n  else __shfl_sync(0xffffffffu, 1.0f, 0), __syncthreads();"
+    with pytest.raises(LaunchError, match=r"(deadlock|divergent).*trial.cu:\d+"):
+        launch(body)
+
+
+def test_warp_divergence() -> None:
+    body = "  if (threadIdx.x & 1)\n    output[0] = __shfl_sync(0xffffffffu, 1.0f, 0);\n  else\n    output[1] = __ballot_sync(0xffffffffu, 1);"
+    with pytest.raises(LaunchError, match="divergent warp"):
+        launch(body)
+
+
+def test_mask_without_the_caller() -> None:
+    with pytest.raises(LaunchError, match="leaves itself out"):
+        launch("  output[0] = __shfl_sync(1u, input[threadIdx.x], 0);")
+
+
+def test_a_launch_after_a_failure_is_unharmed() -> None:
+    backend = HostBackend()
+    with pytest.raises(LaunchError):
+        launch("  if (threadIdx.x < 3) __syncthreads(); else while (__any_sync(0xffffffffu, 1)) {}", backend=backend)
+    np.testing.assert_array_equal(launch(REVERSE, backend=backend), np.arange(64)[::-1])
+
+
+def test_too_much_shared_memory() -> None:
+    with pytest.raises(LaunchError, match=r"__shared__ big at line 9: 60000 bytes"):
+        launch("  __shared__ float big[15000];\n  big[0] = 1;")
+
+
+def test_compile_error_shows_numbered_source() -> None:
+    with pytest.raises(CompileError, match=r">\s+9 \|.*nonsense"):
+        launch("  nonsense();")
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BackendError, match="apt install g"):
+        compiler()
+
+
+def test_rewriting_keeps_lines_and_leaves_comments() -> None:
+    source = "void f() {\n  // __shared__ int a;\n  __shared__\n    int b[4];\n  char* s = \"__shared__ int c;\";\n}\n"
+    rewritten = rewrite_shared(source, "f.cu")
+    assert rewritten.count("\n") == source.count("\n")
+    assert "CONVT3D_SHARED(b, int[4]);" in rewritten
+    assert "// __shared__ int a;" in rewritten and '"__shared__ int c;"' in rewritten
+
+
+def test_shared_outside_a_function() -> None:
+    with pytest.raises(KernelError, match=r"f.cu:2: __shared__ outside a function"):
+        rewrite_shared("int x;\nextern __shared__ float tile[];\n", "f.cu")
+
+
+def test_ucontext_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fallback for other processors gives the same results as the assembly."""
+    monkeypatch.setattr("cupy_convt3d.backends.host._FLAGS", ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-DCONVT3D_UCONTEXT"))
+    np.testing.assert_array_equal(launch(REVERSE, 4), np.arange(64)[::-1])
+
+
+SANITIZED = """
+import sys
+from tests.test_host import launch
+from cupy_convt3d.backends.host import HostBackend
+print(launch(sys.argv[2], backend=HostBackend(sys.argv[1]), grid=2, shared=256)[:4])
+"""
+
+
+def sanitized(sanitizer: str, body: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, **sanitizer_environment(sanitizer), "PYTHONPATH": root}
+    return subprocess.run([sys.executable, "-c", SANITIZED, sanitizer, body], env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+RACES = {
+    "missing barrier": (REVERSE.replace("__syncthreads();", ""), "data race"),
+    "missing second barrier": (
+        "__shared__ float s[64];\nfor (int i = 0; i < 3; ++i) {\ns[threadIdx.x] = i;\n__syncthreads();\n"
+        "if (blockIdx.x == 0) output[threadIdx.x] = s[63 - threadIdx.x];\n}",
+        "data race",
+    ),
+    "two blocks, one output": ("output[threadIdx.x] = input[threadIdx.x];", "data race"),
+    "a plain += of all threads": ("if (blockIdx.x == 0) output[0] += input[threadIdx.x];", "data race"),
+}
+OVERRUNS = {
+    "output": ("if (blockIdx.x == 0) output[threadIdx.x + 10] = 1;", "heap-buffer-overflow"),
+    "input": ("if (blockIdx.x == 0) output[threadIdx.x] = input[threadIdx.x - 1];", "heap-buffer-overflow"),
+    "static shared": ("__shared__ float s[63];\ns[threadIdx.x] = 1;", "out of bounds"),
+    "dynamic shared": ("extern __shared__ float s[];\ns[threadIdx.x + 1] = 1;", "use-after-poison"),
+}
+GOOD = "if (blockIdx.x == 1) return;\n" + REVERSE
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("case", RACES)
+def test_thread_sanitizer_finds(case: str) -> None:
+    body, words = RACES[case]
+    done = sanitized("thread", body)
+    assert done.returncode == 66 and words in done.stderr and "trial.cu:" in done.stderr, done.stderr[-2000:]
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("case", OVERRUNS)
+def test_address_sanitizer_finds(case: str) -> None:
+    body, words = OVERRUNS[case]
+    done = sanitized("address", body)
+    assert done.returncode == 66 and words in done.stderr and "trial.cu:" in done.stderr, done.stderr[-2000:]
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitizer", ["thread", "address", "undefined"])
+def test_sanitizers_are_silent_on_a_right_kernel(sanitizer: str) -> None:
+    done = sanitized(sanitizer, GOOD)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "[63. 62. 61. 60.]" in done.stdout

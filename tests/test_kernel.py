@@ -1,0 +1,119 @@
+"""Declarations: what a kernel file says of itself, and the sentence for each mistake in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cupy_convt3d import cache, source
+from cupy_convt3d.errors import BackendError, CacheWarning, KernelError
+from cupy_convt3d.expressions import evaluate
+from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.problem import Problem
+from cupy_convt3d.registry import kernel, kernels
+from cupy_convt3d.source import Instance
+
+TEXT = """/* convt3d
+pass = "fprop"
+dtypes = ["fp32"]
+[constants]
+tiles = "ceil_div(output_numel, TILE)"
+[restrictions]
+"groups == 1" = "it has no groups"
+[[launch]]
+grid = "tiles"
+block = "TILE"
+*/
+#ifndef TILE
+#define TILE 64
+#endif
+__global__ void trial(const float* __restrict__ input, const float* weight, float* output, const int tiles, int stride_w) {}
+"""
+
+
+def test_a_declaration_is_read() -> None:
+    trial = Kernel.from_source(TEXT, "trial")
+    plan = trial.plan(Problem(1, 1, 1, 10, 1, stride=3), "fp32")
+    assert trial.tunables == {"TILE": 64}
+    assert plan.launches[0].grid == (-(-(28**3) // 64), 1, 1) and plan.launches[0].block == (64, 1, 1)
+    assert plan.launches[0].scalars == {"tiles": -(-(28**3) // 64), "stride_w": 3}
+    assert Instance(trial.replace_tunables(TILE=32), "fp32").defines == ("CONVT3D_FP32", "TILE=32")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("/* convt3d", "/* other", "no declaration"),
+        ('pass = "fprop"', 'pass = "forward"', "pass='forward': must be one of fprop, dgrad, wgrad"),
+        ('pass = "fprop"', "pass = fprop", "no valid TOML"),
+        ('["fp32"]', '["float"]', "dtypes"),
+        ("[[launch]]", "[launches]", "unknown keys"),
+        ("grid =", "grids =", "unknown keys"),
+        ('block = "TILE"', "", "needs a block"),
+        ('block = "TILE"', "block = [1, 2, 3, 4]", "one to three"),
+        ("float* output", "float* result", "must be named one of input, weight, bias, output"),
+        ("int stride_w", "int strides", "no value is known by the name"),
+        ("int stride_w", "char stride_w", "scalars are"),
+        ("__global__ void", "void", "no `__global__ void` function"),
+        ('block = "TILE"', 'block = "TILE"\nsymbol = "other"', "no such"),
+    ],
+)
+def test_mistakes_are_named(old: str, new: str, words: str) -> None:
+    with pytest.raises(KernelError, match=words.replace("(", r"\(")):
+        Kernel.from_source(TEXT.replace(old, new), "trial")
+
+
+def test_why_not() -> None:
+    trial = Kernel.from_source(TEXT, "trial")
+    assert trial.why_not(Problem(1, 1, 1, 3, 1), "fp32") is None
+    assert trial.why_not(Problem(1, 2, 2, 3, 1, groups=2), "fp32") == "trial: it has no groups"
+    assert "no fp64 instance" in (trial.why_not(Problem(1, 1, 1, 3, 1), "fp64") or "")
+    wide = Kernel.from_source(TEXT.replace('block = "TILE"', "block = 2048"), "wide")
+    assert "outside the hardware's limit" in (wide.why_not(Problem(1, 1, 1, 3, 1), "fp32") or "")
+    int_count = Kernel.from_source(TEXT.replace("int stride_w", "int output_numel"), "trial")
+    assert "does not fit" in (int_count.why_not(Problem(1, 1, 1, 1300, 1), "fp32") or "")
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "batch.real", "2 ** 9", "lambda: 1", "[x for x in stride]", "batch / 2", "nobody", "batch // 0"])
+def test_expressions_are_arithmetic_only(text: str) -> None:
+    with pytest.raises(KernelError, match="expression"):
+        evaluate(text, {"batch": 2, "stride": (1, 1, 1)})
+
+
+def test_registry() -> None:
+    assert {"fprop_scatter", "fprop_gather", "fprop_residue", "fprop_tiled", "dgrad_gather", "wgrad_reduce"} <= set(kernels())
+    assert set(kernels("dgrad")) == {"dgrad_gather"}
+    with pytest.raises(KernelError, match="not registered; there are"):
+        kernel("fprop_nothing")
+
+
+def test_header_digest_follows_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edited header makes every binary a new one, though the `.cu` did not change."""
+    header = tmp_path / "include" / "convt3d.cuh"
+    header.parent.mkdir()
+    header.write_text("// one\n")
+    monkeypatch.setenv("CONVT3D_KERNELS", str(tmp_path))
+    before = Instance(Kernel.from_source(TEXT, "trial"), "fp32").key()
+    header.write_text("// two!\n")
+    assert source.kernel_directory() == tmp_path.resolve()
+    assert Instance(Kernel.from_source(TEXT, "trial"), "fp32").key() != before
+
+
+def test_cache_ignores_a_damaged_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVT3D_CACHE", str(tmp_path / "cache"))
+    path = cache.store("entry.bin", b"payload")
+    assert cache.load("entry.bin") == b"payload" and cache.load("other.bin") is None
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.warns(CacheWarning, match="damaged"):
+        assert cache.load("entry.bin") is None
+
+
+def test_cache_refuses_a_directory_others_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    os.chmod(directory, 0o777)
+    monkeypatch.setenv("CONVT3D_CACHE", str(directory))
+    with pytest.raises(BackendError, match="writable by you alone"):
+        cache.load("entry.bin")
