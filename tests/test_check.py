@@ -147,7 +147,9 @@ def test_kernel_that_refuses_everything_fails() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_verify_sees_one_wrong_voxel_in_any_layout(kind: str, seed: int) -> None:
     source = registry.kernel("fprop_gather").source
-    wrong = source.replace("= to_scalar(sum);", "= to_scalar(o.c == 1 && o.n == 1 && o.w == 2 ? sum * accum_t(1.01) + 1 : sum);")
+    wrong = source.replace(
+        "= to_scalar(sum);", "= to_scalar(o.c == 1 && o.n == 1 && o.w == 2 ? sum * accum_t(1.01) + 1 : sum);"
+    )
     assert wrong != source
     problem = Problem.parse("n2_c2to2_i1x1x3_k1")
     right = verify(HostBackend(), Kernel.from_source(source), problem, "fp32", kind, seed)
@@ -160,7 +162,9 @@ def test_verify_sees_one_wrong_voxel_in_any_layout(kind: str, seed: int) -> None
 
 
 def test_written_input_is_seen() -> None:
-    source = PLAIN.replace("const float* weight", "float* weight").replace("  own[thread] = 0;", "  own[thread] = 0; weight[0] += 0.5f;")
+    source = PLAIN.replace("const float* weight", "float* weight").replace(
+        "  own[thread] = 0;", "  own[thread] = 0; weight[0] += 0.5f;"
+    )
     outcome = verify(HostBackend(), Kernel.from_source(source), TINY, "fp32", "exact", 0)
     assert "weight was written to" in outcome.message
 
@@ -263,7 +267,19 @@ def test_command_line_reports_a_failure_that_its_own_line_reproduces(capsys: pyt
 
 
 def test_command_line_as_a_process() -> None:
-    command = [sys.executable, "-m", "cupy_convt3d", "check", "fprop_gather", "--backend", "host", "--examples", "5", "--dtype", "fp32"]
+    command = [
+        sys.executable,
+        "-m",
+        "cupy_convt3d",
+        "check",
+        "fprop_gather",
+        "--backend",
+        "host",
+        "--examples",
+        "5",
+        "--dtype",
+        "fp32",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "fprop_gather on host (fp32): passed" in done.stdout

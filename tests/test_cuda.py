@@ -26,6 +26,7 @@ __global__ void plain(const float* input, float* output) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("name", kernels())

@@ -208,6 +208,7 @@ OVERRUNS = {
 GOOD = "if (blockIdx.x == 1) return;\n" + REVERSE
 
 
+@pytest.mark.slow
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("case", RACES)
 def test_thread_sanitizer_finds(case: str) -> None:
@@ -216,6 +217,7 @@ def test_thread_sanitizer_finds(case: str) -> None:
     assert done.returncode == 66 and words in done.stderr and "trial.cu:" in done.stderr, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("case", OVERRUNS)
 def test_address_sanitizer_finds(case: str) -> None:
@@ -224,6 +226,7 @@ def test_address_sanitizer_finds(case: str) -> None:
     assert done.returncode == 66 and words in done.stderr and "trial.cu:" in done.stderr, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitizer", ["thread", "address", "undefined"])
 def test_sanitizers_are_silent_on_a_right_kernel(sanitizer: str) -> None:

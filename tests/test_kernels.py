@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupy_convt3d.backends.base import Backend
+from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, problems
 from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
 
+BACKENDS: dict[str, Backend] = {}
 CASES = [(name, dtype) for name, kernel in kernels().items() for dtype in kernel.dtypes]
 KINDS = {"fp64": ("exact", "exact_wide", "random"), "fp32": ("exact", "exact_wide", "random")}
 
@@ -27,23 +30,33 @@ PEERS = {
 }
 
 
+@pytest.fixture
+def device(backend: str) -> Backend:
+    """The backend of that name; one for all tests, so that an instance is loaded once."""
+    if backend not in BACKENDS:
+        from cupy_convt3d.backends.cuda import CudaBackend
+
+        BACKENDS[backend] = HostBackend() if backend == "host" else CudaBackend()
+    return BACKENDS[backend]
+
+
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_edges(name: str, dtype: str, backend) -> None:
+def test_edges(name: str, dtype: str, device: Backend) -> None:
     kernel = kernels()[name]
     for problem in EDGE_PROBLEMS:
         for kind in KINDS.get(dtype, ("exact", "random")):
-            outcome = verify(backend, kernel, problem, dtype, kind, seed=1)
+            outcome = verify(device, kernel, problem, dtype, kind, seed=1)
             assert outcome.ok, f"{name} {problem} {dtype} {kind}: {outcome.message}"
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_random_problems(name: str, dtype: str, backend) -> None:
+def test_random_problems(name: str, dtype: str, device: Backend) -> None:
     kernel = kernels()[name]
 
     @settings(max_examples=25, deadline=None)
     @given(problems(kernel.pass_name), st.sampled_from(KINDS.get(dtype, ("exact", "random"))), st.integers(0, 2**20))
     def run(problem: Problem, kind: str, seed: int) -> None:
-        outcome = verify(backend, kernel, problem, dtype, kind, seed)
+        outcome = verify(device, kernel, problem, dtype, kind, seed)
         assert outcome.ok, f"{name} {problem} {dtype} {kind} seed {seed}: {outcome.message}"
 
     run()
@@ -51,25 +64,25 @@ def test_random_problems(name: str, dtype: str, backend) -> None:
 
 @pytest.mark.parametrize("name", kernels())
 @pytest.mark.parametrize("peer", PEERS)
-def test_where_peers_failed(name: str, peer: str, backend) -> None:
+def test_where_peers_failed(name: str, peer: str, device: Backend) -> None:
     problem = Problem.parse(PEERS[peer])
-    outcome = verify(backend, kernels()[name], problem, "fp32", "exact", seed=2)
+    outcome = verify(device, kernels()[name], problem, "fp32", "exact", seed=2)
     assert outcome.ok, outcome.message
 
 
 @pytest.mark.parametrize("voxels", [127, 128, 129, 255, 256, 257])
 @pytest.mark.parametrize("channels", [31, 32, 33])
-def test_tile_tails(voxels: int, channels: int, backend) -> None:
+def test_tile_tails(voxels: int, channels: int, device: Backend) -> None:
     problem = Problem(1, 9, channels, (1, 1, voxels), (1, 1, 1))
-    outcome = verify(backend, kernels()["fprop_tiled"], problem, "fp32", "exact", seed=3)
+    outcome = verify(device, kernels()["fprop_tiled"], problem, "fp32", "exact", seed=3)
     assert outcome.ok, outcome.message
 
 
 @pytest.mark.parametrize("name", kernels())
-def test_many_volumes(name: str, backend) -> None:
+def test_many_volumes(name: str, device: Backend) -> None:
     """65,537 volumes pass the limit of a grid's y and z."""
     problem = Problem(65537, 1, 1, (1, 1, 1), (1, 1, 1), stride=(2, 1, 1), output_padding=(1, 0, 0))
-    outcome = verify(backend, kernels()[name], problem, "fp32", "exact", seed=4)
+    outcome = verify(device, kernels()[name], problem, "fp32", "exact", seed=4)
     assert outcome.ok, outcome.message
 
 

@@ -9,7 +9,10 @@ from ..kernel import Launch, split_top_level, without_comments
 from ..source import Instance
 
 # A declaration: qualifiers in any order around __shared__, a type, declarators with dimensions, up to the semicolon.
-_SHARED = re.compile(r"(?P<before>(?:\b(?:extern|static|volatile|__align__\s*\(\s*\d+\s*\)|alignas\s*\(\s*\d+\s*\))\s+)*)\b__shared__\b(?P<rest>[^;{}]*);")
+_SHARED = re.compile(
+    r"(?P<before>(?:\b(?:extern|static|volatile|__align__\s*\(\s*\d+\s*\)|alignas\s*\(\s*\d+\s*\))\s+)*)"
+    r"\b__shared__\b(?P<rest>[^;{}]*(?:\{[^{}]*\}[^;{}]*)?);"
+)
 _QUALIFIER = re.compile(r"\b(?:extern|static|volatile|__align__\s*\([^)]*\)|alignas\s*\([^)]*\))")
 _DECLARATOR = re.compile(r"\s*(?P<name>\w+)\s*(?P<dimensions>(?:\[[^\]]*\]\s*)*)$", re.DOTALL)
 

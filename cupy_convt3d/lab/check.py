@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
@@ -20,9 +21,12 @@ from ..kernel import Kernel
 from ..problem import Problem
 from ..source import Instance
 from . import strategies
+from .check_report import CheckReport, Counterexample
 from .shrink import shrink
 from .verify import Outcome
 from .worker import Worker
+
+__all__ = ["CheckReport", "Counterexample", "check", "default_backend", "resolve"]
 
 Progress = Callable[[int, int, str], None]
 # The tunables of a kernel that are tile sizes, and the quantity whose tails they have.
@@ -34,81 +38,6 @@ _TILES = {
 }
 _LARGEST_TILE = 256  # its tails must be tiny problems still
 _CHANNEL_FACTORS = (1, 2, 4, 8, 16, 32)
-
-
-@dataclass(frozen=True)
-class Counterexample:
-    """The smallest failing example that was found; the last four fields are those of `Outcome`."""
-
-    problem: Problem
-    dtype: str
-    kind: str
-    seed: int
-    message: str
-    index: tuple[int, ...] | None = None
-    expected: float | None = None
-    got: float | None = None
-
-
-@dataclass
-class CheckReport:
-    """What `check` did and found; `str` of it is what the command line prints.
-
-    Attributes:
-        passed: no example failed, no named class of problems was missed, and something was run at all.
-        examples: how many were run, in all dtypes and kinds.
-        distinct_problems: how many different problems were among them.
-        skipped: reasons why the kernel could not do a problem, and how often.
-        features: named classes of the parameter space, and how many of the distinct problems lie in each.
-        missing: classes that apply to the kernel and were not reached.
-        not_applicable: classes of which the kernel's restrictions allow no problem.
-        worst_ratio, ratios: error over its bound, of the examples of kind "random".
-        reproduce: one shell line that runs the counterexample again.
-    """
-
-    kernel: str
-    backend: str
-    dtypes: tuple[str, ...]
-    passed: bool = True
-    examples: int = 0
-    distinct_problems: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    features: dict[str, int] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    not_applicable: list[str] = field(default_factory=list)
-    worst_ratio: float = 0.0
-    ratios: list[float] = field(default_factory=list)
-    elapsed_s: float = 0.0
-    counterexample: Counterexample | None = None
-    reproduce: str | None = None
-
-    def __str__(self) -> str:
-        verdict = "passed" if self.passed else "FAILED"
-        lines = [
-            f"{self.kernel} on {self.backend} ({', '.join(self.dtypes)}): {verdict}; {self.examples} examples of "
-            f"{self.distinct_problems} distinct problems in {self.elapsed_s:.1f} s"
-        ]
-        if self.ratios:
-            lines.append(f"  worst error / bound {self.worst_ratio:.3f}")
-        if self.counterexample is not None:
-            return "\n".join([*lines, *self._failure(self.counterexample)])
-        if self.features:
-            lines.append(f"  features covered: {len(self.features)} of {len(self.features) + len(self.missing)} that apply")
-        if self.not_applicable:
-            lines.append(f"  not applicable (the kernel refuses them): {', '.join(self.not_applicable)}")
-        if self.missing:
-            lines.append(f"  MISSED: {', '.join(self.missing)}")
-        if not self.examples:
-            lines.append("  nothing was run: the kernel refuses every problem that was drawn")
-        lines += [f"  skipped {count}: {reason}" for reason, count in self.skipped.items()]
-        return "\n".join(lines)
-
-    def _failure(self, found: Counterexample) -> Iterator[str]:
-        yield f"  smallest failing problem: {found.problem}  ({found.dtype}, {found.kind}, seed {found.seed})"
-        yield f"  {found.message}"
-        if found.index is not None:
-            yield f"  first wrong element {list(found.index)}: expected {found.expected!r}, got {found.got!r}"
-        yield f"  reproduce: {self.reproduce}"
 
 
 class _Found(BaseException):
@@ -318,10 +247,8 @@ class _Search:
             suppress_health_check=list(HealthCheck),
             phases=(Phase.generate, Phase.target),
         )
-        try:
+        with contextlib.suppress(Unsatisfiable):  # the kernel refuses all that is drawn; `skipped` says why
             hypothesis.seed(seed)(settings(given))()
-        except Unsatisfiable:
-            pass  # the kernel refuses all that is drawn; `skipped` says why
 
     def minimize(self) -> None:
         """Replace the failure by the smallest one near it."""

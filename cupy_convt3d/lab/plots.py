@@ -94,7 +94,8 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, dtype: str = "fp32") -> Fi
     axes.set_ylabel("useful TFLOP/s", fontsize=8, color=_INK)
     axes.grid(color=_GRID, linewidth=0.6)
     _style(axes)
-    figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=8)
+    if timed:
+        figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=8)
     return figure
 
 

@@ -170,7 +170,7 @@ def verify(backend: Backend, kernel: Kernel, problem: Problem, dtype: str, kind:
         return outcome  # it sees a race in any order, and is slow
     again = _execute(example, read, written, _UNWRITTEN[dtype], 2 * seed + 1)
     second = again if isinstance(again, Outcome) else _judge(example, again, ref, expected, bound)
-    if not second.ok:
+    if isinstance(again, Outcome) or not second.ok:
         order = "with threads in a shuffled order" if backend.name == "host" else "in a second run"
         second.message += f"; only {order}: a barrier is missing, or threads race"
         return second
@@ -189,7 +189,7 @@ def _execute(example: _Example, read: Mapping[str, _Placed], written: _Placed, f
     fresh = written.bits.copy()
     written.view(fresh)[...] = fill
     placed = {**read, example.kernel.written: written}
-    for name, tensor in placed.items():
+    for tensor in placed.values():
         tensor.handle = memory.put(fresh if tensor is written else tensor.bits.copy())
     refs = {n: TensorRef(memory.pointer(t.handle) + t.start * t.bits.itemsize, t.shape, t.strides) for n, t in placed.items()}
     spaces: list[tuple[Any, int]] = []
@@ -221,7 +221,9 @@ def _damage(
     if stray.size:
         offset = int(stray[0]) - written.start
         where = f"{-offset} elements before its start" if offset < 0 else f"element offset {offset}"
-        return Outcome(False, message=f"{name} was overrun: {stray.size} elements outside of it were written, the first {where}")
+        return Outcome(
+            False, message=f"{name} was overrun: {stray.size} elements outside of it were written, the first {where}"
+        )
     for tensor_name, tensor in read.items():
         if not np.array_equal(example.memory.get(tensor.handle), tensor.bits):
             return Outcome(False, message=f"{tensor_name} was written to; a kernel must leave what it reads as it is")

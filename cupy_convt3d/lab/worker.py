@@ -83,7 +83,7 @@ class Worker:
         self.time_limit_s = time_limit_s
         self.restarts = 0
         self._setup = (kernel, backend, sanitizer)
-        self._log: IO[bytes] = tempfile.TemporaryFile()
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  `close` closes it
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
         if sanitizer is not None:
             from ..backends.host import sanitizer_environment

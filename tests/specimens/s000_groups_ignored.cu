@@ -34,7 +34,7 @@ extern "C" __global__ void specimen(const float* input, const float* weight, con
         const int iw = input_index(w, tw, input_w, stride_w, padding_w, output_padding_w, dilation_w);
         if (id < 0 || ih < 0 || iw < 0) continue;
         for (int ci = first; ci < first + in_per_group; ++ci) {
-          const long long x = ((1LL * n * in_channels + ci) * input_d + id) * input_h * input_w + 1LL * ih * input_w + iw;
+          const long long x = (((1LL * n * in_channels + ci) * input_d + id) * input_h + ih) * input_w + iw;
           const long long tap = (1LL * ci * out_per_group + co % out_per_group) * taps + (1LL * td * kernel_h + th) * kernel_w + tw;
           sum += input[x] * weight[tap];
         }

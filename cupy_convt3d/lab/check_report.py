@@ -1,0 +1,83 @@
+"""What `check` hands back, and how it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..problem import Problem
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """The smallest failing example that was found; the last four fields are those of `Outcome`."""
+
+    problem: Problem
+    dtype: str
+    kind: str
+    seed: int
+    message: str
+    index: tuple[int, ...] | None = None
+    expected: float | None = None
+    got: float | None = None
+
+
+@dataclass
+class CheckReport:
+    """What `check` did and found; `str` of it is what the command line prints.
+
+    Attributes:
+        passed: no example failed, no named class of problems was missed, and something was run at all.
+        examples: how many were run, in all dtypes and kinds.
+        distinct_problems: how many different problems were among them.
+        skipped: reasons why the kernel could not do a problem, and how often.
+        features: named classes of the parameter space, and how many of the distinct problems lie in each.
+        missing: classes that apply to the kernel and were not reached.
+        not_applicable: classes of which the kernel's restrictions allow no problem.
+        worst_ratio, ratios: error over its bound, of the examples of kind "random".
+        reproduce: one shell line that runs the counterexample again.
+    """
+
+    kernel: str
+    backend: str
+    dtypes: tuple[str, ...]
+    passed: bool = True
+    examples: int = 0
+    distinct_problems: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    features: dict[str, int] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    not_applicable: list[str] = field(default_factory=list)
+    worst_ratio: float = 0.0
+    ratios: list[float] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    counterexample: Counterexample | None = None
+    reproduce: str | None = None
+
+    def __str__(self) -> str:
+        verdict = "passed" if self.passed else "FAILED"
+        lines = [
+            f"{self.kernel} on {self.backend} ({', '.join(self.dtypes)}): {verdict}; {self.examples} examples of "
+            f"{self.distinct_problems} distinct problems in {self.elapsed_s:.1f} s"
+        ]
+        if self.ratios:
+            lines.append(f"  worst error / bound {self.worst_ratio:.3f}")
+        if self.counterexample is not None:
+            return "\n".join([*lines, *self._failure(self.counterexample)])
+        if self.features:
+            lines.append(f"  features covered: {len(self.features)} of {len(self.features) + len(self.missing)} that apply")
+        if self.not_applicable:
+            lines.append(f"  not applicable (the kernel refuses them): {', '.join(self.not_applicable)}")
+        if self.missing:
+            lines.append(f"  MISSED: {', '.join(self.missing)}")
+        if not self.examples:
+            lines.append("  nothing was run: the kernel refuses every problem that was drawn")
+        lines += [f"  skipped {count}: {reason}" for reason, count in self.skipped.items()]
+        return "\n".join(lines)
+
+    def _failure(self, found: Counterexample) -> Iterator[str]:
+        yield f"  smallest failing problem: {found.problem}  ({found.dtype}, {found.kind}, seed {found.seed})"
+        yield f"  {found.message}"
+        if found.index is not None:
+            yield f"  first wrong element {list(found.index)}: expected {found.expected!r}, got {found.got!r}"
+        yield f"  reproduce: {self.reproduce}"
