@@ -365,6 +365,8 @@ def test_cuda_work_goes_to_torchs_current_stream_taken_afresh() -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no GPU")
     x, w = torch.zeros((1, 1, 8, 8, 8), device="cuda"), torch.ones(ONE, device="cuda")
+    busy(cupy, 1)
+    x += 1  # a kernel's first launch loads it, which can wait for the whole device
     ct.conv_transpose3d(x, w)
     for _ in range(2):
         torch.cuda.synchronize()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cupy_convt3d.backends.base import TensorRef, run
-from cupy_convt3d.backends.host import HostBackend, compiler, sanitizer_environment
+from cupy_convt3d.backends.host import _FLAGS, HostBackend, compiler, sanitizer_environment
 from cupy_convt3d.backends.host_source import rewrite_shared
 from cupy_convt3d.errors import BackendError, CompileError, KernelError, LaunchError
 from cupy_convt3d.kernel import Kernel
@@ -171,7 +171,7 @@ def test_shared_outside_a_function() -> None:
 
 def test_ucontext_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fallback for other processors gives the same results as the assembly."""
-    monkeypatch.setattr("cupy_convt3d.backends.host._FLAGS", ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-DCONVT3D_UCONTEXT"))
+    monkeypatch.setattr("cupy_convt3d.backends.host._FLAGS", (*_FLAGS, "-DCONVT3D_UCONTEXT"))
     np.testing.assert_array_equal(launch(REVERSE, 4), np.arange(64)[::-1])
 
 
@@ -186,7 +186,8 @@ print(launch(sys.argv[2], backend=HostBackend(sys.argv[1]), grid=2, shared=256)[
 def sanitized(sanitizer: str, body: str) -> subprocess.CompletedProcess[str]:
     root = str(Path(__file__).parents[1])
     environment = {**os.environ, **sanitizer_environment(sanitizer), "PYTHONPATH": root}
-    return subprocess.run([sys.executable, "-c", SANITIZED, sanitizer, body], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", SANITIZED, sanitizer, body]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 RACES = {

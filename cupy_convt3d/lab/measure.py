@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,21 +202,28 @@ class Bench:
 @contextmanager
 def ieee_torch(torch: Any) -> Iterator[None]:
     """Make torch use one CPU thread, search for its best cuDNN algorithm, and leave fp32 products unrounded; then put it back."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad(), _ieee_cudnn(torch) if torch.cuda.is_available() else nullcontext():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _ieee_cudnn(torch: Any) -> Iterator[None]:
     settings = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
-    before = [setting.fp32_precision for setting in settings]
-    benchmark, threads = torch.backends.cudnn.benchmark, torch.get_num_threads()
+    before, benchmark = [setting.fp32_precision for setting in settings], torch.backends.cudnn.benchmark
     try:
         for setting in settings:
             setting.fp32_precision = "ieee"
         torch.backends.cudnn.benchmark = True
-        torch.set_num_threads(1)
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for setting, value in zip(settings, before, strict=True):
             setting.fp32_precision = value
         torch.backends.cudnn.benchmark = benchmark
-        torch.set_num_threads(threads)
 
 
 def measure_ceilings(bench: Bench, dtypes: Sequence[str] = ("fp32",)) -> Ceilings | None:
@@ -224,13 +231,13 @@ def measure_ceilings(bench: Bench, dtypes: Sequence[str] = ("fp32",)) -> Ceiling
     if bench.backend.name == "host":
         return None
     xp = bench.xp
-    source = xp.zeros(_COPY_BYTES, np.uint8)
+    source = xp.random.randint(0, 256, _COPY_BYTES, dtype=np.uint8)
     target = xp.empty_like(source)
     copy_ms = statistics.median(bench.backend.time(lambda: xp.copyto(target, source), 20))
-    del source, target
     rates = {}
     for dtype in dtypes:
-        a, b = (xp.full((_GEMM_SIZE, _GEMM_SIZE), 0.5, DTYPES[dtype].numpy) for _ in range(2))
+        # Random values: constant operands switch fewer transistors and can run faster than any real problem.
+        a, b = (xp.random.standard_normal((_GEMM_SIZE, _GEMM_SIZE)).astype(DTYPES[dtype].numpy) for _ in range(2))
         if bench.torch is None:
             # NOTE: CuPy rounds fp32 to TF32 only where CUPY_TF32=1 asks for it; the report records that variable.
             gemm_ms = statistics.median(bench.backend.time(lambda a=a, b=b: xp.matmul(a, b), 10))
