@@ -202,7 +202,7 @@ RACES = {
 }
 OVERRUNS = {
     "output": ("if (blockIdx.x == 0) output[threadIdx.x + 10] = 1;", "heap-buffer-overflow"),
-    "input": ("if (blockIdx.x == 0) output[threadIdx.x] = input[threadIdx.x - 1];", "heap-buffer-overflow"),
+    "input": ("if (blockIdx.x == 0) output[threadIdx.x] = input[static_cast<int>(threadIdx.x) - 1];", "heap-buffer-overflow"),
     "static shared": ("__shared__ float s[63];\ns[threadIdx.x] = 1;", "out of bounds"),
     "dynamic shared": ("extern __shared__ float s[];\ns[threadIdx.x + 1] = 1;", "use-after-poison"),
 }
