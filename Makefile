@@ -10,11 +10,13 @@ PYTEST_ARGS ?=
 
 ifdef PYTHON
 RUN := $(PYTHON)
+CLANG_FORMAT := clang-format
 READY :=
 READY_DEV :=
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
 RUN := .venv/bin/python
+CLANG_FORMAT := .venv/bin/clang-format
 READY := .venv/.installed
 READY_DEV := .venv/.installed-dev
 endif
@@ -47,11 +49,11 @@ search: $(READY)
 lint: $(READY_DEV)
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	git ls-files '*.cu' '*.cuh' '*.h' | xargs $(RUN) -m clang_format --dry-run --Werror
+	git ls-files '*.cu' '*.cuh' '*.h' | xargs $(CLANG_FORMAT) --dry-run --Werror
 
 format: $(READY_DEV)
 	$(RUN) -m ruff check --fix .
-	git ls-files '*.cu' '*.cuh' '*.h' | xargs $(RUN) -m clang_format -i
+	git ls-files '*.cu' '*.cuh' '*.h' | xargs $(CLANG_FORMAT) -i
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(BASE_PYTHON) -m venv .venv

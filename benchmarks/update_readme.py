@@ -37,7 +37,8 @@ def section(data: dict[str, Any], source: str) -> str:
     ceilings = data["ceilings"]
     lines = [
         f"{machine['device']}, driver {machine.get('driver', 'unknown')}, {', '.join(shown)}, {data['created'][:10]} "
-        f"(`{source}`, commit `{(data['commit'] or 'unknown')[:10]}`). fp32, TF32 off, medians, torch with `cudnn.benchmark` in the same run.",
+        f"(`{source}`, commit `{(data['commit'] or 'unknown')[:10]}`). "
+        "fp32, TF32 off, medians, torch with `cudnn.benchmark` in the same run.",
     ]
     if ceilings:
         lines.append(

@@ -39,7 +39,9 @@ SCALARS: dict[str, np.dtype] = {
 }
 
 _DECLARATION = re.compile(r"/\*\s*convt3d[ \t]*\n(?P<toml>.*?)\*/", re.DOTALL)
-_GLOBAL = re.compile(r"__global__\s+(?:static\s+)?void\s+(?:__launch_bounds__\s*\([^;{]*?\)\s*)?(?P<symbol>\w+)\s*\((?P<parameters>[^)]*)\)")
+_GLOBAL = re.compile(
+    r"__global__\s+(?:static\s+)?void\s+(?:__launch_bounds__\s*\([^;{]*?\)\s*)?(?P<symbol>\w+)\s*\((?P<parameters>[^)]*)\)"
+)
 _TUNABLE = re.compile(r"^#ifndef (?P<name>[A-Z][A-Z0-9_]*)\n#define (?P=name) (?P<value>\d+)\n#endif", re.MULTILINE)
 _KEYS = {"pass", "dtypes", "deterministic", "constants", "restrictions", "workspace", "launch"}
 _LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when"}
@@ -94,7 +96,8 @@ class Kernel:
         pass_name: "fprop", "dgrad" or "wgrad".
         dtypes: element types it can be instantiated for.
         deterministic: whether two runs give the same bits.
-        tunables: the upper-case macros the source gives a default by `#ifndef`, and their values; `replace_tunables` makes another configuration.
+        tunables: the upper-case macros the source gives a default by `#ifndef`, and their values; `replace_tunables` makes another
+            configuration.
         restrictions: expression that must hold, and the sentence that says why.
     """
 
@@ -253,7 +256,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
         raise fail("no [[launch]]: give at least one with grid and block")
     tunables = {m["name"]: int(m["value"]) for m in _TUNABLE.finditer(source)}
     tensors = (*TENSORS[declared["pass"]], *declared.get("workspace", {}))
-    scalars = {*Problem(1, 1, 1, 1, 1).names, *declared.get("constants", {}), *tunables, "itemsize"}
+    scalars = {*Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)).names, *declared.get("constants", {}), *tunables, "itemsize"}
     functions = {m["symbol"]: m["parameters"] for m in _GLOBAL.finditer(without_comments(source))}
     if not functions:
         raise fail("the source has no `__global__ void` function (templates cannot be launched by name)")

@@ -113,8 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
           for (int i = static_cast<int>(threadIdx.x); i < TILE_DEPTH * TILE_CHANNELS; i += THREADS) {
             const int ci = first + i / TILE_CHANNELS, co = i % TILE_CHANNELS;
             const bool live = ci < channels && channel_base + co < out_channels;
-            weights[i / TILE_CHANNELS][co] =
-                live ? to_accum(tap[ci * weight.stride[0] + co * weight.stride[1]]) : accum_t(0);
+            weights[i / TILE_CHANNELS][co] = live ? to_accum(tap[ci * weight.stride[0] + co * weight.stride[1]]) : accum_t(0);
           }
           __syncthreads();
 #pragma unroll

@@ -19,6 +19,7 @@ from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab import strategies
 from cupy_convt3d.lab.check import check
 from cupy_convt3d.lab.shrink import shrink
+from cupy_convt3d.lab.tensors import KINDS
 from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.lab.worker import Worker, summarize_report
 from cupy_convt3d.problem import Problem
@@ -143,7 +144,7 @@ def test_kernel_that_refuses_everything_fails() -> None:
     assert "nothing was run" in str(report)
 
 
-@pytest.mark.parametrize("kind", strategies.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
 def test_verify_sees_one_wrong_voxel_in_any_layout(kind: str, seed: int) -> None:
     source = registry.kernel("fprop_gather").source

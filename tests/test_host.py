@@ -122,7 +122,8 @@ def test_deadlock_names_who_waits() -> None:
 
 
 def test_warp_divergence() -> None:
-    body = "  if (threadIdx.x & 1)\n    output[0] = __shfl_sync(0xffffffffu, 1.0f, 0);\n  else\n    output[1] = __ballot_sync(0xffffffffu, 1);"
+    odd, even = "output[0] = __shfl_sync(0xffffffffu, 1.0f, 0);", "output[1] = __ballot_sync(0xffffffffu, 1);"
+    body = f"  if (threadIdx.x & 1)\n    {odd}\n  else\n    {even}"
     with pytest.raises(LaunchError, match="divergent warp"):
         launch(body)
 

@@ -76,7 +76,9 @@ def test_why_not() -> None:
     assert "does not fit" in (int_count.why_not(Problem(1, 1, 1, 1300, 1), "fp32") or "")
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "batch.real", "2 ** 9", "lambda: 1", "[x for x in stride]", "batch / 2", "nobody", "batch // 0"])
+@pytest.mark.parametrize(
+    "text", ["__import__('os')", "batch.real", "2 ** 9", "lambda: 1", "[x for x in stride]", "batch / 2", "nobody", "batch // 0"]
+)
 def test_expressions_are_arithmetic_only(text: str) -> None:
     with pytest.raises(KernelError, match="expression"):
         evaluate(text, {"batch": 2, "stride": (1, 1, 1)})

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cupy_convt3d import reference
 from cupy_convt3d.errors import ProblemError
-from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, draw_tensors, problems
+from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, problems
+from cupy_convt3d.lab.tensors import draw_tensors
 from cupy_convt3d.problem import PASSES, Problem, Triple
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -25,6 +25,7 @@ from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab import plots, report
 from cupy_convt3d.lab.measure import Bench, Ceilings, Row, measure_ceilings
+from cupy_convt3d.lab.mri import trilinear
 from cupy_convt3d.problem import Problem
 
 HOSTILE = "<script>alert(1)</script>[bold]$x_$"
@@ -103,9 +104,9 @@ def test_real_input_is_equal_inside(made: tuple[int, dict[str, Any], str, str]) 
 def test_trilinear_without_torch_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     volume = np.random.default_rng(0).integers(0, 1000, (3, 4, 5)).astype(np.float32)
-    by_torch = report.trilinear(volume)
+    by_torch = trilinear(volume)
     monkeypatch.setitem(sys.modules, "torch", None)
-    np.testing.assert_allclose(report.trilinear(volume), by_torch, rtol=1e-6)
+    np.testing.assert_allclose(trilinear(volume), by_torch, rtol=1e-6)
 
 
 def test_hostile_names_are_escaped(made: tuple[int, dict[str, Any], str, str]) -> None:

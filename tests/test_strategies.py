@@ -15,9 +15,11 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from cupy_convt3d import reference
+from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import ProblemError
 from cupy_convt3d.lab import strategies
-from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, EXACT_LIMIT, FEATURES, covered, draw_tensors, numpy_dtype, problems
+from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, FEATURES, covered, problems
+from cupy_convt3d.lab.tensors import EXACT_LIMIT, KINDS, draw_tensors, most_terms
 from cupy_convt3d.problem import PASSES, Problem
 
 TILES = {"output_voxels": 64, "in_channels_per_group": 16, "out_channels_per_group": 32}
@@ -218,7 +220,7 @@ def assert_exact(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
     tensors = draw_tensors(pass_name, problem, dtype_name, kind, seed)
     shapes, written = problem.shapes(pass_name)
     assert {name: tensor.shape for name, tensor in tensors.items()} == {n: s for n, s in shapes.items() if n != written}
-    assert {tensor.dtype for tensor in tensors.values()} == {numpy_dtype(dtype_name)}
+    assert {tensor.dtype for tensor in tensors.values()} == {DTYPES[dtype_name].numpy}
     for tensor in tensors.values():
         assert (tensor.astype(np.float64) % 1 == 0).all()
     assert reference.magnitude(pass_name, problem, tensors).max(initial=0) < EXACT_LIMIT[dtype_name]
@@ -267,13 +269,13 @@ def test_wide_tensors_need_more_bits_than_a_cheaper_format_has(
 @settings(deadline=None, max_examples=200)
 @given(problems(), st.sampled_from(PASSES))
 def test_most_terms_is_an_upper_bound(problem: Problem, pass_name: str) -> None:
-    assert strategies.most_terms(pass_name, problem) >= reference.terms(pass_name, problem).max(initial=1)
+    assert most_terms(pass_name, problem) >= reference.terms(pass_name, problem).max(initial=1)
 
 
 def test_most_terms_is_reached() -> None:
     problem = Problem.parse("n2_c4to6_i8_k5_s3_d2_g2_bias")
     for pass_name in ("fprop", "dgrad", "wgrad"):
-        assert strategies.most_terms(pass_name, problem) == reference.terms(pass_name, problem).max()
+        assert most_terms(pass_name, problem) == reference.terms(pass_name, problem).max()
 
 
 def test_long_sums_narrow_the_range_before_they_thin_out() -> None:
@@ -284,7 +286,7 @@ def test_long_sums_narrow_the_range_before_they_thin_out() -> None:
 
 def test_tensors_depend_on_the_seed_alone() -> None:
     problem = Problem.parse("n2_c4to6_i3_k3_s2_bias")
-    for kind in strategies.KINDS:
+    for kind in KINDS:
         one, same, other = (draw_tensors("fprop", problem, "fp32", kind, seed) for seed in (2, 2, 3))
         for name in one:
             np.testing.assert_array_equal(one[name], same[name])
@@ -295,7 +297,7 @@ def test_tensors_depend_on_the_seed_alone() -> None:
 def test_random_tensors_are_standard_normal(dtype_name: str) -> None:
     tensors = draw_tensors("dgrad", Problem.parse("n4_c16to16_i4_k4"), dtype_name, "random", 0)
     for tensor in tensors.values():
-        assert tensor.dtype == numpy_dtype(dtype_name)
+        assert tensor.dtype == DTYPES[dtype_name].numpy
         values = tensor.astype(np.float64)
         assert abs(values.mean()) < 0.05 and abs(values.std() - 1) < 0.05
         assert np.unique(values).size > 300

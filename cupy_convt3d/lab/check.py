@@ -23,6 +23,7 @@ from ..source import Instance
 from . import strategies
 from .check_report import CheckReport, Counterexample
 from .shrink import shrink
+from .tensors import KINDS
 from .verify import Outcome
 from .worker import Worker
 
@@ -92,7 +93,7 @@ def check(
         progress: called with (examples done, examples in all, what is being done).
         time_limit_s: an example that takes longer is a hang.
         problem: check only this one, with this seed.
-        kinds: of `strategies.KINDS`; None: all of them.
+        kinds: of `tensors.KINDS`; None: all of them.
 
     Raises:
         KernelError, CompileError, BackendError: the kernel, its dtype or the backend cannot be had at all.
@@ -138,10 +139,10 @@ class _Search:
         for dtype in dtypes or ():
             if dtype not in kernel.dtypes:
                 raise KernelError(f"{kernel.name} has no {dtype} instance (it has {', '.join(kernel.dtypes)})")
-        if unknown := set(kinds or ()) - set(strategies.KINDS):
-            raise KernelError(f"kind={sorted(unknown)[0]!r}: must be one of {', '.join(strategies.KINDS)}")
+        if unknown := set(kinds or ()) - set(KINDS):
+            raise KernelError(f"kind={sorted(unknown)[0]!r}: must be one of {', '.join(KINDS)}")
         self.kernel, self.sanitize, self.progress = kernel, sanitize, progress
-        self.kinds = [kind for kind in strategies.KINDS if kind in (kinds or strategies.KINDS)]
+        self.kinds = [kind for kind in KINDS if kind in (kinds or KINDS)]
         self.report = CheckReport(kernel.name, backend, tuple(dtypes or kernel.dtypes))
         self.problems: set[Problem] = set()
         self.skipped: Counter[str] = Counter()

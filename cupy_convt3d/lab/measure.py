@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ class Bench:
     def __init__(self, backend: Backend, budget_ms: float = 500.0, seed: int = 0) -> None:
         self.backend = backend
         self.budget_ms = budget_ms
-        self.torch = torch_module(backend)
+        self.torch: Any = torch_module(backend)
         self.rival_name = "torch CPU, 1 thread" if backend.name == "host" else "cuDNN (torch)"
         self._pattern = np.random.default_rng(seed).standard_normal(_PATTERN, np.float32)
         if backend.name == "host":
@@ -240,11 +241,11 @@ def measure_ceilings(bench: Bench, dtypes: Sequence[str] = ("fp32",)) -> Ceiling
         a, b = (xp.random.standard_normal((_GEMM_SIZE, _GEMM_SIZE)).astype(DTYPES[dtype].numpy) for _ in range(2))
         if bench.torch is None:
             # NOTE: CuPy rounds fp32 to TF32 only where CUPY_TF32=1 asks for it; the report records that variable.
-            gemm_ms = statistics.median(bench.backend.time(lambda a=a, b=b: xp.matmul(a, b), 10))
+            gemm_ms = statistics.median(bench.backend.time(partial(xp.matmul, a, b), 10))
         else:
             left, right = bench.torch.from_dlpack(a), bench.torch.from_dlpack(b)
             with ieee_torch(bench.torch):
-                gemm_ms = statistics.median(bench.backend.time(lambda m=left, n=right: m @ n, 10))
+                gemm_ms = statistics.median(bench.backend.time(partial(bench.torch.matmul, left, right), 10))
         rates[dtype] = 2 * _GEMM_SIZE**3 / gemm_ms * 1e3
     return Ceilings(2 * _COPY_BYTES / copy_ms * 1e3, rates)
 

@@ -79,8 +79,9 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, dtype: str = "fp32") -> Fi
     low, high = min(*intensities, ridge) / 2, max(*intensities, ridge) * 2
     line = np.geomspace(low, high, 200)
     axes.plot(line, np.minimum(peak, line * bandwidth) / 1e12, color=_INK, linewidth=1.4)
-    axes.annotate(f"GEMM, {dtype}: {peak / 1e12:.1f} TFLOP/s", (high, peak / 1e12), (0, 4), textcoords="offset points", ha="right", fontsize=8)
-    axes.annotate(f"copy: {bandwidth / 1e12:.2f} TB/s", (low, low * bandwidth / 1e12), (4, 0), textcoords="offset points", va="top", fontsize=8)
+    note: Any = {"textcoords": "offset points", "fontsize": 8}
+    axes.annotate(f"GEMM, {dtype}: {peak / 1e12:.1f} TFLOP/s", (high, peak / 1e12), (0, 4), ha="right", **note)
+    axes.annotate(f"copy: {bandwidth / 1e12:.2f} TB/s", (low, low * bandwidth / 1e12), (4, 0), va="top", **note)
     marks = dict(zip(PASSES, "os^", strict=True))
     for contender, color in _colors(timed).items():
         for name in PASSES:

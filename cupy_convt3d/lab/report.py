@@ -6,14 +6,10 @@ import base64
 import io
 import json
 import math
-import os
-import platform
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +29,13 @@ from ..registry import kernels
 from . import plots
 from .check import CheckReport, check
 from .measure import Bench, Ceilings, Row, measure_ceilings
+from .mri import VOLUME, mri_volume, trilinear, trilinear_weight
+from .provenance import provenance
 from .suites import scaled_down, suite
 
 FORMAT = 1  # of report.json
 EXAMPLES = 150
 HOST_FLOP_LIMIT = 4_000_000
-_VOLUME = ("tests", "data", "example4d.nii.gz")
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def main(
     where = _backend(backend)
     bench = Bench(where, budget_ms or (500.0 if where.name == "cuda" else 100.0))
     registered = kernels() if registered is None else registered
-    data = provenance(bench)
+    data = {"format": FORMAT} | provenance(bench)
     _print_machine(console, data)
     columns = (TextColumn("{task.description:34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -96,7 +93,7 @@ def main(
         "passed": passed,
         "elapsed_s": round(time.perf_counter() - started, 1),
         "checks": [_check_entry(name, c) for name, c in checks.items()],
-        "real_input": {"source": "nibabel " + "/".join(_VOLUME), "shape": list(volume.shape), "rows": [asdict(r) for r in real]},
+        "real_input": {"source": "nibabel " + "/".join(VOLUME), "shape": list(volume.shape), "rows": [asdict(r) for r in real]},
         "ceilings": None if ceilings is None else asdict(ceilings),
         "scaled_down": where.name == "host",
         "flop_limit": flop_limit if where.name == "host" else None,
@@ -107,7 +104,8 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(_finite(data), indent=1, allow_nan=False) + "\n")
     (out / "report.html").write_text(html(data, _pictures(checks, rows, ceilings, volume, upsampled)), encoding="utf-8")
-    console.print(f"{'Passed' if passed else '[bold red]FAILED[/]'} in {data['elapsed_s']:.0f} s. Written: {out / 'report.html'}, {out / 'report.json'}")
+    verdict = "Passed" if passed else "[bold red]FAILED[/]"
+    console.print(f"{verdict} in {data['elapsed_s']:.0f} s. Written: {out / 'report.html'}, {out / 'report.json'}")
     return 0 if passed else 1
 
 
@@ -145,35 +143,6 @@ def _by_pass(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]
     return groups
 
 
-def mri_volume() -> np.ndarray[Any, Any]:
-    """Return the first volume of the MRI that nibabel ships, (depth, height, width) = (24, 96, 128), as fp32."""
-    import nibabel
-
-    path = Path(nibabel.__file__).parent.joinpath(*_VOLUME)
-    return np.ascontiguousarray(np.asarray(nibabel.load(path).dataobj[..., 0]).T.astype(np.float32))
-
-
-def trilinear_weight() -> np.ndarray[Any, Any]:
-    """Return the (1, 1, 4, 4, 4) weight that, with stride 2 and padding 1, upsamples trilinearly by 2."""
-    line = np.array([0.25, 0.75, 0.75, 0.25], np.float32)
-    return np.einsum("i,j,k->ijk", line, line, line)[None, None]
-
-
-def trilinear(volume: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return `volume` upsampled by 2 as torch's `interpolate(mode="trilinear", align_corners=False)` does; by torch where it is installed."""
-    try:
-        import torch
-    except ImportError:
-        for axis in range(3):
-            edge = [(1, 1) if a == axis else (0, 0) for a in range(3)]
-            moved = np.moveaxis(np.pad(volume, edge, mode="edge"), axis, -1)
-            pairs = (0.25 * moved[..., :-2] + 0.75 * moved[..., 1:-1], 0.75 * moved[..., 1:-1] + 0.25 * moved[..., 2:])
-            volume = np.moveaxis(np.stack(pairs, -1).reshape(*moved.shape[:-1], -1), -1, axis)
-        return volume
-    source = torch.from_numpy(volume)[None, None]
-    return np.asarray(torch.nn.functional.interpolate(source, scale_factor=2, mode="trilinear", align_corners=False)[0, 0])
-
-
 def upsample(bench: Bench, kernel: Kernel, volume: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], RealInput]:
     """Upsample a volume by 2 with a kernel and compare the inside with trilinear interpolation.
 
@@ -192,46 +161,12 @@ def upsample(bench: Bench, kernel: Kernel, volume: np.ndarray[Any, Any]) -> tupl
     return result, RealInput(kernel.name, times[0], difference, passed)
 
 
-def provenance(bench: Bench) -> dict[str, Any]:
-    """Return where and with what a report is made: time, machine, versions, commit, TF32 state."""
-    packages = ("cupy-convt3d", "numpy", "torch", "cupy-cuda12x", "cupy-cuda13x", "nibabel", "matplotlib")
-    versions = {"python": platform.python_version(), **{name: v for name in packages if (v := _version(name))}}
-    torch = bench.torch
-    if torch is not None and bench.backend.name == "cuda":
-        versions |= {"torch CUDA": str(torch.version.cuda), "cuDNN": str(torch.backends.cudnn.version())}
-    return {
-        "format": FORMAT,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": bench.backend.capabilities() | {"system": f"{platform.system()} {platform.release()} {platform.machine()}"},
-        "versions": versions,
-        "commit": _commit(),
-        "rival": None if torch is None else bench.rival_name,
-        "tf32": {"kernels": "off", "torch while timed": "off (fp32_precision=ieee)", "CUPY_TF32": os.environ.get("CUPY_TF32", "unset")},
-    }
-
-
 def _backend(name: str | None) -> Backend:
     if name not in (None, "cuda", "host"):
         raise BackendError(f"backend={name!r}: must be cuda or host")
     if name == "cuda" or (name is None and cuda_available()):
         return CudaBackend()
     return HostBackend()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
 
 
 def _check_all(progress: Progress, registered: Mapping[str, Kernel], backend: Backend, examples: int) -> dict[str, CheckReport]:

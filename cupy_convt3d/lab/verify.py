@@ -13,7 +13,7 @@ from ..backends.base import Backend, TensorRef, run
 from ..dtypes import DTYPES
 from ..kernel import Kernel
 from ..problem import Problem
-from .strategies import draw_tensors
+from .tensors import draw_tensors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = ("contiguous", "channels_last", "padded")

@@ -35,7 +35,8 @@ extern "C" __global__ void specimen(const float* input, const float* weight, con
         if (id < 0 || ih < 0 || iw < 0) continue;
         for (int ci = first; ci < first + in_per_group; ++ci) {
           const long long x = (((1LL * n * in_channels + ci) * input_d + id) * input_h + ih) * input_w + iw;
-          const long long tap = (1LL * ci * out_per_group + co % out_per_group) * taps + (1LL * td * kernel_h + th) * kernel_w + tw;
+          const long long tap =
+              (1LL * ci * out_per_group + co % out_per_group) * taps + (1LL * td * kernel_h + th) * kernel_w + tw;
           sum += input[x] * weight[tap];
         }
       }

@@ -2,7 +2,6 @@
 // 16-bit types accumulate in fp32. An instance is chosen by defining one of CONVT3D_FP64, _FP32, _FP16, _BF16.
 #pragma once
 
-
 struct half_t {
   unsigned short bits;
 };
@@ -24,9 +23,7 @@ __device__ inline float to_accum(half_t value) {
 
 __device__ inline float to_accum(bfloat16_t value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
 
-__device__ inline void round_to(float value, half_t& narrow) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
-}
+__device__ inline void round_to(float value, half_t& narrow) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value)); }
 
 __device__ inline void round_to(float value, bfloat16_t& narrow) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));

@@ -32,10 +32,10 @@ struct Thread {
   Index3 index;
   Fiber* fiber;
   State state;
-  Site site;       // where it waits
-  unsigned mask;   // of the warp collective it waits at
-  void* slot;      // its operands, on its parked stack
-  char* sync;      // what TSan releases and acquires at this wait
+  Site site;      // where it waits
+  unsigned mask;  // of the warp collective it waits at
+  void* slot;     // its operands, on its parked stack
+  char* sync;     // what TSan releases and acquires at this wait
 };
 
 // Operands of the lanes that take part, null for the others.
@@ -133,8 +133,8 @@ CONVT3D_RUNTIME inline void describe_deadlock() {
     if (known) continue;
     ++places;
     used += static_cast<size_t>(snprintf(text + used, sizeof text - used, "; thread (%u, %u, %u) waits in %s at %s:%d",
-                                         thread.index.x, thread.index.y, thread.index.z, thread.site.what,
-                                         thread.site.file, thread.site.line));
+                                         thread.index.x, thread.index.y, thread.index.z, thread.site.what, thread.site.file,
+                                         thread.site.line));
     if (used >= sizeof text) break;
   }
   describe_failure("deadlock: no thread can go on%s", text);
@@ -197,10 +197,11 @@ CONVT3D_RUNTIME inline void barrier(Site site) {
     unsigned other = 0;
     while (state.threads[other].state != State::at_barrier) ++other;
     const Index3 index = state.threads[other].index;
-    describe_failure("divergent barrier: thread (%u, %u, %u) reached __syncthreads at %s:%d while thread (%u, %u, %u) "
-                     "waits in __syncthreads at %s:%d",
-                     self->index.x, self->index.y, self->index.z, site.file, site.line, index.x, index.y, index.z,
-                     state.barrier_site.file, state.barrier_site.line);
+    describe_failure(
+        "divergent barrier: thread (%u, %u, %u) reached __syncthreads at %s:%d while thread (%u, %u, %u) "
+        "waits in __syncthreads at %s:%d",
+        self->index.x, self->index.y, self->index.z, site.file, site.line, index.x, index.y, index.z, state.barrier_site.file,
+        state.barrier_site.line);
     abandon_block();
   }
   state.barrier_site = self->site = site;
@@ -229,11 +230,11 @@ CONVT3D_RUNTIME inline bool finish_collective(unsigned warp, unsigned mask, cons
     if (thread.state != State::at_warp) return false;
     if (first == nullptr) first = &thread;
     if (thread.mask != mask || thread.site.line != first->site.line || strcmp(thread.site.file, first->site.file) != 0) {
-      describe_failure("divergent warp: thread (%u, %u, %u) is in %s (mask %08x) at %s:%d while thread (%u, %u, %u) is in %s "
-                       "(mask %08x) at %s:%d",
-                       thread.index.x, thread.index.y, thread.index.z, thread.site.what, thread.mask, thread.site.file,
-                       thread.site.line, first->index.x, first->index.y, first->index.z, first->site.what, first->mask,
-                       first->site.file, first->site.line);
+      describe_failure(
+          "divergent warp: thread (%u, %u, %u) is in %s (mask %08x) at %s:%d while thread (%u, %u, %u) is in %s "
+          "(mask %08x) at %s:%d",
+          thread.index.x, thread.index.y, thread.index.z, thread.site.what, thread.mask, thread.site.file, thread.site.line,
+          first->index.x, first->index.y, first->index.z, first->site.what, first->mask, first->site.file, first->site.line);
       abandon_block();
     }
     slots[lane] = thread.slot;
@@ -345,9 +346,10 @@ CONVT3D_RUNTIME inline void* shared_variable(SharedSite& site, size_t bytes, siz
   if (site.generation != state.generation) {
     state.static_used += bytes;
     if (state.static_used > static_shared_limit || state.static_used + state.dynamic_bytes > shared_limit) {
-      describe_failure("__shared__ %s at line %d: %zu bytes of static and %zu of dynamic shared memory, the limits are %zu static "
-                       "and %zu in all",
-                       name, line, state.static_used, state.dynamic_bytes, static_shared_limit, shared_limit);
+      describe_failure(
+          "__shared__ %s at line %d: %zu bytes of static and %zu of dynamic shared memory, the limits are %zu static "
+          "and %zu in all",
+          name, line, state.static_used, state.dynamic_bytes, static_shared_limit, shared_limit);
       abandon_block();
     }
     site.address = place_shared(bytes, alignment);

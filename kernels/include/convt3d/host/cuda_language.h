@@ -22,12 +22,12 @@
 
 // `__shared__ T name[..];` and `extern __shared__ T name[];` are rewritten to these before compiling: the variable becomes
 // a reference into the block's arena, which is poisoned, bounded and seen by the sanitizers.
-#define CONVT3D_SHARED(name, ...)                                                                                 \
-  using name##_shared_type = __VA_ARGS__;                                                                         \
-  static convt3d_host::SharedSite name##_shared_site;                                                             \
-  name##_shared_type& name = *static_cast<name##_shared_type*>(convt3d_host::shared_variable(                     \
-      name##_shared_site, sizeof(name##_shared_type), alignof(name##_shared_type) < 16 ? 16 : alignof(name##_shared_type), #name, \
-      __LINE__))
+#define CONVT3D_SHARED(name, ...)                                                   \
+  using name##_shared_type = __VA_ARGS__;                                           \
+  static convt3d_host::SharedSite name##_shared_site;                               \
+  name##_shared_type& name = *static_cast<name##_shared_type*>(                     \
+      convt3d_host::shared_variable(name##_shared_site, sizeof(name##_shared_type), \
+                                    alignof(name##_shared_type) < 16 ? 16 : alignof(name##_shared_type), #name, __LINE__))
 #define CONVT3D_DYNAMIC_SHARED(name, ...) __VA_ARGS__* name = reinterpret_cast<__VA_ARGS__*>(convt3d_host::state.dynamic)
 
 constexpr int warpSize = 32;
@@ -41,18 +41,12 @@ struct dim3 {
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-#define CONVT3D_VECTOR_TYPES(scalar, name)                                                                            \
-  struct alignas(2 * sizeof(scalar)) name##2 {                                                                        \
-    scalar x, y;                                                                                                      \
-  };                                                                                                                  \
-  struct name##3 {                                                                                                    \
-    scalar x, y, z;                                                                                                   \
-  };                                                                                                                  \
-  struct alignas(4 * sizeof(scalar) > 16 ? 16 : 4 * sizeof(scalar)) name##4 {                                         \
-    scalar x, y, z, w;                                                                                                \
-  };                                                                                                                  \
-  inline name##2 make_##name##2(scalar x, scalar y) { return {x, y}; }                                                \
-  inline name##3 make_##name##3(scalar x, scalar y, scalar z) { return {x, y, z}; }                                   \
+#define CONVT3D_VECTOR_TYPES(scalar, name)                                                          \
+  struct alignas(2 * sizeof(scalar)) name##2 { scalar x, y; };                                      \
+  struct name##3 { scalar x, y, z; };                                                               \
+  struct alignas(4 * sizeof(scalar) > 16 ? 16 : 4 * sizeof(scalar)) name##4 { scalar x, y, z, w; }; \
+  inline name##2 make_##name##2(scalar x, scalar y) { return {x, y}; }                              \
+  inline name##3 make_##name##3(scalar x, scalar y, scalar z) { return {x, y, z}; }                 \
   inline name##4 make_##name##4(scalar x, scalar y, scalar z, scalar w) { return {x, y, z, w}; }
 
 CONVT3D_VECTOR_TYPES(float, float)
@@ -114,7 +108,9 @@ CONVT3D_RUNTIME T shuffle(unsigned mask, T value, int source, Site site) {
   return slot.result;
 }
 
-CONVT3D_RUNTIME inline int lane_of_current() { return static_cast<int>(current - state.threads) % static_cast<int>(warp_threads); }
+CONVT3D_RUNTIME inline int lane_of_current() {
+  return static_cast<int>(current - state.threads) % static_cast<int>(warp_threads);
+}
 
 struct VoteSlot {
   bool predicate;
@@ -215,18 +211,18 @@ inline double atomicAdd(double* address, double value) {
   return convt3d_host::atomic_update<uint64_t>(address, [=](double before) { return before + value; });
 }
 
-#define CONVT3D_INTEGER_ATOMICS(type)                                                                             \
-  inline type atomicAdd(type* address, type value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); } \
+#define CONVT3D_INTEGER_ATOMICS(type)                                                                                 \
+  inline type atomicAdd(type* address, type value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }   \
   inline type atomicExch(type* address, type value) { return __atomic_exchange_n(address, value, __ATOMIC_RELAXED); } \
-  inline type atomicMax(type* address, type value) {                                                              \
-    return convt3d_host::atomic_update<type>(address, [=](type before) { return before > value ? before : value; }); \
-  }                                                                                                               \
-  inline type atomicMin(type* address, type value) {                                                              \
-    return convt3d_host::atomic_update<type>(address, [=](type before) { return before < value ? before : value; }); \
-  }                                                                                                               \
-  inline type atomicCAS(type* address, type expected, type desired) {                                             \
-    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);          \
-    return expected;                                                                                              \
+  inline type atomicMax(type* address, type value) {                                                                  \
+    return convt3d_host::atomic_update<type>(address, [=](type before) { return before > value ? before : value; });  \
+  }                                                                                                                   \
+  inline type atomicMin(type* address, type value) {                                                                  \
+    return convt3d_host::atomic_update<type>(address, [=](type before) { return before < value ? before : value; });  \
+  }                                                                                                                   \
+  inline type atomicCAS(type* address, type expected, type desired) {                                                 \
+    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);              \
+    return expected;                                                                                                  \
   }
 
 CONVT3D_INTEGER_ATOMICS(int)

@@ -144,9 +144,7 @@ convt3d_switch:
 )");
 #endif
 
-CONVT3D_RUNTIME inline void machine_switch(Fiber* from, Fiber* to) {
-  convt3d_switch(&from->stack_pointer, to->stack_pointer);
-}
+CONVT3D_RUNTIME inline void machine_switch(Fiber* from, Fiber* to) { convt3d_switch(&from->stack_pointer, to->stack_pointer); }
 
 CONVT3D_RUNTIME inline void machine_start(Fiber* fiber, void (*entry)()) {
   uintptr_t* top = reinterpret_cast<uintptr_t*>(fiber->stack + fiber->bytes);

@@ -28,7 +28,9 @@ struct Export<kernel> {
   static constexpr Entry entry{invoke, sizes, sizeof...(Arguments)};
 };
 
-CONVT3D_RUNTIME inline uint64_t greatest_common_divisor(uint64_t a, uint64_t b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
+CONVT3D_RUNTIME inline uint64_t greatest_common_divisor(uint64_t a, uint64_t b) {
+  return b == 0 ? a : greatest_common_divisor(b, a % b);
+}
 
 CONVT3D_RUNTIME inline void lay_out_threads(Index3 block) {
   state.block = block;
@@ -67,7 +69,8 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
   uint64_t step = 1, offset = 0;
   if (seed != 0 && blocks > 1) {
     offset = draw(static_cast<unsigned>(blocks > 0xffffffffu ? 0xffffffffu : blocks));
-    do step = 1 + draw(0x7fffffffu); while (greatest_common_divisor(step, blocks) != 1);
+    do step = 1 + draw(0x7fffffffu);
+    while (greatest_common_divisor(step, blocks) != 1);
     step %= blocks;
   }
   for (uint64_t number = 0, block_number = offset; number < blocks && !state.failed; ++number) {
@@ -85,17 +88,18 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
 
 #define CONVT3D_EXPORTED extern "C" __attribute__((visibility("default")))
 
-#define CONVT3D_HOST_KERNELS(...)                                                                                          \
-  static const convt3d_host::Entry convt3d_entries[] = {__VA_ARGS__};                                                      \
-  CONVT3D_EXPORTED size_t convt3d_argument_sizes(unsigned kernel, size_t* sizes) {                                         \
-    for (size_t i = 0; sizes != nullptr && i < convt3d_entries[kernel].count; ++i) sizes[i] = convt3d_entries[kernel].sizes[i]; \
-    return convt3d_entries[kernel].count;                                                                                  \
-  }                                                                                                                        \
-  CONVT3D_EXPORTED const char* convt3d_message() { return convt3d_host::state.message; }                                   \
-  CONVT3D_EXPORTED size_t convt3d_static_shared_bytes() { return convt3d_host::state.static_used; }                        \
-  CONVT3D_EXPORTED CONVT3D_RUNTIME int convt3d_launch(unsigned kernel, const unsigned* grid, const unsigned* block,        \
-                                                      size_t dynamic_bytes, void** arguments, uint64_t seed) {             \
-    return convt3d_host::run_grid(convt3d_entries[kernel], grid, block, dynamic_bytes, arguments, seed);                   \
+#define CONVT3D_HOST_KERNELS(...)                                                                                   \
+  static const convt3d_host::Entry convt3d_entries[] = {__VA_ARGS__};                                               \
+  CONVT3D_EXPORTED size_t convt3d_argument_sizes(unsigned kernel, size_t* sizes) {                                  \
+    for (size_t i = 0; sizes != nullptr && i < convt3d_entries[kernel].count; ++i)                                  \
+      sizes[i] = convt3d_entries[kernel].sizes[i];                                                                  \
+    return convt3d_entries[kernel].count;                                                                           \
+  }                                                                                                                 \
+  CONVT3D_EXPORTED const char* convt3d_message() { return convt3d_host::state.message; }                            \
+  CONVT3D_EXPORTED size_t convt3d_static_shared_bytes() { return convt3d_host::state.static_used; }                 \
+  CONVT3D_EXPORTED CONVT3D_RUNTIME int convt3d_launch(unsigned kernel, const unsigned* grid, const unsigned* block, \
+                                                      size_t dynamic_bytes, void** arguments, uint64_t seed) {      \
+    return convt3d_host::run_grid(convt3d_entries[kernel], grid, block, dynamic_bytes, arguments, seed);            \
   }
 
 #define CONVT3D_HOST_KERNEL(symbol) convt3d_host::Export<&symbol>::entry
