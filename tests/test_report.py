@@ -77,7 +77,7 @@ def test_json_says_what_was_run_and_where(made: tuple[int, dict[str, Any], str, 
     assert data["machine"]["backend"] == "host" and data["machine"]["device"]
     assert {"python", "numpy"} <= set(data["versions"])
     assert data["scaled_down"] is True and data["ceilings"] is None
-    assert data["tf32"]["kernels"] == "off" and "commit" in data and data["created"]
+    assert data["tf32"]["kernels"] == "ieee" and "commit" in data and data["created"]
     assert [entry["kernel"] for entry in data["checks"]] == ["fprop_gather", "dgrad_gather"]
     assert len({row["case"] for row in data["rows"]}) == 12
     for row in data["rows"]:
