@@ -1,4 +1,8 @@
-"""The element types kernels are instantiated for: their names, NumPy types and accumulation types."""
+"""What kernels are instantiated for: an element type, and for fp32 the arithmetic of its products.
+
+"fp32" is IEEE fp32. "tf32" rounds the operands of each product to TF32, "tf32x3" splits them into two TF32 numbers and adds three
+products; both read and write fp32 tensors.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class DType:
-    """One element type; `accumulate` is the NumPy type kernels keep sums and workspaces in."""
+    """One instantiation: `element` names the type of the tensors, `accumulate` is the NumPy type of sums and workspaces."""
 
     name: str
+    element: str
     numpy: np.dtype
     accumulate: np.dtype
 
@@ -22,19 +27,18 @@ class DType:
 
 
 DTYPES = {
-    name: DType(name, np.dtype(scalar), np.dtype(accumulate))
-    for name, scalar, accumulate in (
-        ("fp64", np.float64, np.float64),
-        ("fp32", np.float32, np.float32),
-        ("fp16", np.float16, np.float32),
-        ("bf16", ml_dtypes.bfloat16, np.float32),
+    name: DType(name, element, np.dtype(scalar), np.dtype(accumulate))
+    for name, element, scalar, accumulate in (
+        ("fp64", "fp64", np.float64, np.float64),
+        ("fp32", "fp32", np.float32, np.float32),
+        ("fp16", "fp16", np.float16, np.float32),
+        ("bf16", "bf16", ml_dtypes.bfloat16, np.float32),
+        ("tf32", "fp32", np.float32, np.float32),
+        ("tf32x3", "fp32", np.float32, np.float32),
     )
 }
 
 
 def dtype_name(dtype: object) -> str | None:
     """Return "fp64", "fp32", "fp16" or "bf16" for a NumPy dtype (bf16 as ml_dtypes has it), None for any other."""
-    for name, known in DTYPES.items():
-        if known.numpy == dtype:
-            return name
-    return None
+    return next((known.element for known in DTYPES.values() if known.numpy == dtype), None)

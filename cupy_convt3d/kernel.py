@@ -21,6 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "sm_120")
 MAX_THREADS = 1024
 MAX_GRID = (INT32_MAX, 65535, 65535)
 TENSORS = {
@@ -43,8 +44,9 @@ _GLOBAL = re.compile(
     r"__global__\s+(?:static\s+)?void\s+(?:__launch_bounds__\s*\([^;{]*?\)\s*)?(?P<symbol>\w+)\s*\((?P<parameters>[^)]*)\)"
 )
 _TUNABLE = re.compile(r"^#ifndef (?P<name>[A-Z][A-Z0-9_]*)\n#define (?P=name) (?P<value>\d+)\n#endif", re.MULTILINE)
-_KEYS = {"pass", "dtypes", "deterministic", "constants", "restrictions", "workspace", "launch"}
-_LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when"}
+_KEYS = {"pass", "dtypes", "architectures", "deterministic", "constants", "restrictions", "workspace", "launch"}
+_TENSOR_KINDS = ("pointer", "view")
+_LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel: its function, its parameters by name, and expressions for its geometry."""
+    """One launch of a kernel: its function, its parameters by name, and expressions for its geometry.
+
+    `packs` names the workspace that it fills from the weight alone: whoever has kept that workspace skips the launch.
+    """
 
     symbol: str
     parameters: tuple[Parameter, ...]
@@ -66,6 +71,7 @@ class Launch:
     block: tuple[str | int, ...]
     shared_bytes: str | int = 0
     when: str | None = None
+    packs: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class PlannedLaunch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
+    packs: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,8 @@ class Kernel:
 
     Attributes:
         pass_name: "fprop", "dgrad" or "wgrad".
-        dtypes: element types it can be instantiated for.
+        dtypes: what it can be instantiated for, of `dtypes.DTYPES`.
+        architectures: the GPUs it compiles for; the host runs every kernel.
         deterministic: whether two runs give the same bits.
         tunables: the upper-case macros the source gives a default by `#ifndef`, and their values; `replace_tunables` makes another
             configuration.
@@ -107,6 +115,7 @@ class Kernel:
     dtypes: tuple[str, ...]
     launches: tuple[Launch, ...]
     path: Path | None = None
+    architectures: tuple[str, ...] = ARCHITECTURES
     deterministic: bool = True
     tunables: Mapping[str, int] = field(default_factory=dict)
     constants: Mapping[str, str | int] = field(default_factory=dict)
@@ -176,8 +185,10 @@ class Kernel:
         kinds = [p.kind for launch in self.launches for p in launch.parameters if p.name == tensor]
         return bool(kinds) and all(kind == "view" for kind in kinds)
 
-    def why_not(self, problem: Problem, dtype: str) -> str | None:
-        """Return the one sentence that says why this kernel cannot do a problem, or None if it can."""
+    def why_not(self, problem: Problem, dtype: str, arch: str | None = None) -> str | None:
+        """Return the one sentence that says why this kernel cannot do a problem (on that GPU), or None if it can."""
+        if arch is not None and arch not in self.architectures:
+            return f"{self.name} is for {', '.join(self.architectures)}, not for {arch}"
         if dtype not in self.dtypes:
             return f"{self.name} has no {dtype} instance (it has {', '.join(self.dtypes)})"
         names = self._names(problem, dtype)
@@ -189,6 +200,11 @@ class Kernel:
         except KernelError as error:
             return str(error)
         return None
+
+    def require(self, problem: Problem, dtype: str, arch: str | None = None) -> None:
+        """Raise `why_not`'s sentence as a KernelError."""
+        if reason := self.why_not(problem, dtype, arch):
+            raise KernelError(reason)
 
     def plan(self, problem: Problem, dtype: str) -> Plan:
         """Return the launches for one problem with grids, blocks and scalar arguments filled in.
@@ -208,7 +224,15 @@ class Kernel:
                 raise KernelError(f"{self.name}: block {block} has {threads} threads, the limit is {MAX_THREADS}")
             scalars = {p.name: self._scalar(p, names) for p in launch.parameters if p.kind == "scalar"}
             launches.append(
-                PlannedLaunch(launch.symbol, launch.parameters, scalars, grid, block, int(evaluate(launch.shared_bytes, names)))
+                PlannedLaunch(
+                    launch.symbol,
+                    launch.parameters,
+                    scalars,
+                    grid,
+                    block,
+                    int(evaluate(launch.shared_bytes, names)),
+                    launch.packs,
+                )
             )
         return Plan(tuple(launches), {name: int(evaluate(size, names)) for name, size in self.workspace.items()})
 
@@ -248,6 +272,9 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
     dtypes = declared.get("dtypes", ["fp32"])
     if not isinstance(dtypes, list) or not dtypes or set(dtypes) - set(DTYPES):
         raise fail(f"dtypes={dtypes!r}: must be a list of {', '.join(DTYPES)}")
+    architectures = declared.get("architectures", list(ARCHITECTURES))
+    if not isinstance(architectures, list) or not architectures or set(architectures) - set(ARCHITECTURES):
+        raise fail(f"architectures={architectures!r}: must be a list of {', '.join(ARCHITECTURES)}")
     for table in ("constants", "restrictions", "workspace"):
         if not isinstance(declared.get(table, {}), dict):
             raise fail(f"{table}: must be a table")
@@ -265,6 +292,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
         source=source,
         pass_name=declared["pass"],
         dtypes=tuple(dtypes),
+        architectures=tuple(architectures),
         deterministic=bool(declared.get("deterministic", True)),
         tunables=tunables,
         constants=declared.get("constants", {}),
@@ -291,7 +319,10 @@ def _launch(fail: Any, entry: dict[str, Any], functions: dict[str, str], tensors
         if not 1 <= len(values) <= 3 or not all(isinstance(v, (str, int)) for v in values):
             raise fail(f"{key}={entry[key]!r}: must be one to three integers or expressions")
     parameters = tuple(_parameter(fail, symbol, text, tensors, scalars) for text in split_top_level(functions[symbol]))
-    return Launch(symbol, parameters, sizes["grid"], sizes["block"], entry.get("shared_bytes", 0), entry.get("when"))
+    packs = entry.get("packs")
+    if packs is not None and (packs not in tensors or {p.name for p in parameters if p.kind in _TENSOR_KINDS} != {"weight", packs}):
+        raise fail(f"packs={packs!r}: must name a workspace, and {symbol} may take no other tensor than it and the weight")
+    return Launch(symbol, parameters, sizes["grid"], sizes["block"], entry.get("shared_bytes", 0), entry.get("when"), packs)
 
 
 def _parameter(fail: Any, symbol: str, text: str, tensors: tuple[str, ...], scalars: set[str]) -> Parameter:

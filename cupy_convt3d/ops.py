@@ -435,7 +435,7 @@ def _launch(call: _Call, kernel: Kernel, backend: Backend, destination: Array) -
     refs[kernel.written] = _batched(target.ref, len(call.shape))
     workspaces = []
 
-    def allocate(size: int) -> int:
+    def allocate(_: str, size: int) -> int:
         pointer, owner = library.allocate(size, device)
         workspaces.append(owner)  # alive until the launches are queued; after that the allocator's stream order protects it
         return pointer

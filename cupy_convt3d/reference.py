@@ -27,7 +27,7 @@ class Precision:
     """What a kernel's arithmetic rounds, as unit roundoffs (half the distance from 1 to the next number).
 
     Attributes:
-        name: as in messages, for instance `fp32/tf32`.
+        name: as in `dtypes.DTYPES`.
         unit_in: rounding of the operands *inside* the kernel; 0 where the reference is given the rounded tensors.
         unit_accumulate: rounding of each addition.
         unit_out: rounding of the result to the dtype of the written tensor.
@@ -46,29 +46,25 @@ class Precision:
 # NOTE: fp64 counts its additions twice, because the reference is fp64 too and as far from the truth as the kernel.
 _PRECISIONS = {
     "fp64": Precision("fp64", 0.0, 2.0**-52, 2.0**-53, 2.0**-996),
-    "fp32/ieee": Precision("fp32/ieee", 0.0, 2.0**-24, 2.0**-24, 2.0**-100),
-    "fp32/tf32": Precision("fp32/tf32", 2.0**-11, 2.0**-23, 2.0**-24, 2.0**-100),
-    "fp32/tf32x3": Precision("fp32/tf32x3", 2.0**-22, 2.0**-23, 2.0**-24, 2.0**-100),
+    "fp32": Precision("fp32", 0.0, 2.0**-24, 2.0**-24, 2.0**-100),
+    "tf32": Precision("tf32", 2.0**-11, 2.0**-23, 2.0**-24, 2.0**-100),
+    "tf32x3": Precision("tf32x3", 2.0**-22, 2.0**-23, 2.0**-24, 2.0**-100),
     "fp16": Precision("fp16", 0.0, 2.0**-23, 2.0**-11, 2.0**-24),
     "bf16": Precision("bf16", 0.0, 2.0**-23, 2.0**-8, 2.0**-100),
 }
 
 
-def precision(dtype_name: str, fp32_precision: str = "ieee") -> Precision:
-    """Return the roundoffs of `dtype_name` ("fp64", "fp32", "fp16", "bf16"); all but fp64 accumulate in fp32.
+def precision(dtype_name: str) -> Precision:
+    """Return the roundoffs of `dtype_name`, one of `dtypes.DTYPES`; all but fp64 accumulate in fp32.
 
-    `fp32_precision` ("ieee", "tf32", "tf32x3") matters to fp32 only. "tf32" is for operands rounded to nearest; a kernel that
-    truncates them is off by up to twice as much and fails.
+    "tf32" is for operands rounded to nearest; a kernel that truncates them is off by up to twice as much and fails.
 
     Raises:
-        ProblemError: a name is not one of these.
+        ProblemError: the name is not one of these.
     """
-    if fp32_precision not in ("ieee", "tf32", "tf32x3"):
-        raise ProblemError(f"fp32_precision={fp32_precision!r}: must be ieee, tf32 or tf32x3")
-    name = f"fp32/{fp32_precision}" if dtype_name == "fp32" else dtype_name
-    if name not in _PRECISIONS or "/" in dtype_name:
-        raise ProblemError(f"dtype={dtype_name!r}: must be fp64, fp32, fp16 or bf16")
-    return _PRECISIONS[name]
+    if dtype_name not in _PRECISIONS:
+        raise ProblemError(f"dtype={dtype_name!r}: must be one of {', '.join(_PRECISIONS)}")
+    return _PRECISIONS[dtype_name]
 
 
 def fprop(problem: Problem, input: Array, weight: Array, bias: Array | None = None) -> Array:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cupy_convt3d import cache, source
+from cupy_convt3d.backends.base import TensorRef, run
+from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.errors import BackendError, CacheWarning, KernelError
 from cupy_convt3d.expressions import evaluate
 from cupy_convt3d.kernel import Kernel
@@ -119,3 +122,55 @@ def test_cache_refuses_a_directory_others_can_write(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("CONVT3D_CACHE", str(directory))
     with pytest.raises(BackendError, match="writable by you alone"):
         cache.load("entry.bin")
+
+
+PACKING = """/* convt3d
+pass = "fprop"
+architectures = ["sm_90a"]
+[workspace]
+packed_weight = "weight_numel"
+[[launch]]
+symbol = "pack"
+packs = "packed_weight"
+grid = 1
+block = 1
+[[launch]]
+symbol = "store"
+grid = 1
+block = 1
+*/
+__global__ void pack(const float* weight, float* packed_weight, int weight_numel) {
+  for (int i = 0; i < weight_numel; ++i) packed_weight[i] = 2 * weight[i];
+}
+__global__ void store(const float* packed_weight, float* output) { output[0] = packed_weight[0]; }
+"""
+
+
+def test_packing_is_left_out_where_the_packed_weight_was_kept() -> None:
+    kernel, problem = Kernel.from_source(PACKING, "packing"), Problem(1, 1, 1, (1, 1, 1), (1, 1, 1))
+    output, weight, kept = (np.full(1, value, np.float32) for value in (0, 3, 5))
+    space = np.zeros(1, np.float32)
+
+    def ref(array: np.ndarray) -> TensorRef:
+        return TensorRef(array.ctypes.data, array.shape, (1,))
+
+    tensors = {"weight": ref(weight), "output": ref(output)}
+    run(HostBackend(), kernel, problem, "fp32", tensors, lambda name, size: space.ctypes.data)
+    assert output[0] == 6 and space[0] == 6
+    run(HostBackend(), kernel, problem, "fp32", tensors, lambda name, size: 0, packed={"packed_weight": ref(kept)})
+    assert output[0] == 5
+
+
+def test_packing_reads_the_weight_alone() -> None:
+    with pytest.raises(KernelError, match="may take no other tensor than it and the weight"):
+        Kernel.from_source(PACKING.replace("pack(const", "pack(const float* input, const"))
+    with pytest.raises(KernelError, match="packs='packed': must name a workspace"):
+        Kernel.from_source(PACKING.replace('packs = "packed_weight"', 'packs = "packed"'))
+
+
+def test_architectures() -> None:
+    kernel, problem = Kernel.from_source(PACKING, "packing"), Problem(1, 1, 1, (1, 1, 1), (1, 1, 1))
+    assert kernel.why_not(problem, "fp32") is None and kernel.why_not(problem, "fp32", "sm_90a") is None
+    assert kernel.why_not(problem, "fp32", "sm_80") == "packing is for sm_90a, not for sm_80"
+    with pytest.raises(KernelError, match="architectures=\\['sm_70'\\]: must be a list of sm_80"):
+        Kernel.from_source(PACKING.replace("sm_90a", "sm_70"))

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from cupy_convt3d.backends.base import Backend
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, problems
+from cupy_convt3d.lab.tensors import WIDE
 from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
 
 BACKENDS: dict[str, Backend] = {}
 CASES = [(name, dtype) for name, kernel in kernels().items() for dtype in kernel.dtypes]
-KINDS = {"fp64": ("exact", "exact_wide", "random"), "fp32": ("exact", "exact_wide", "random")}
+KINDS = dict.fromkeys(WIDE, ("exact", "exact_wide", "random"))
 
 # Where peers have failed; those that fit on the host.
 PEERS = {

@@ -253,7 +253,7 @@ def test_bound_is_the_formula(problem: Problem) -> None:
         reference.magnitude("fprop", problem, tensors),
         reference.terms("fprop", problem),
     )
-    c, u = reference.ACCUMULATION_FACTOR, reference.precision("fp32", "tf32")
+    c, u = reference.ACCUMULATION_FACTOR, reference.precision("tf32")
     rest = 2 * u.unit_in * b + u.unit_out * abs(ref) + u.tiny
     expected = c * np.sqrt(k) * u.unit_accumulate * b + rest
     np.testing.assert_allclose(reference.error_bound("fprop", problem, tensors, u), expected, rtol=1e-14)
@@ -275,10 +275,10 @@ def test_roundoffs_are_those_of_the_formats() -> None:
     high = rounded_to_tf32(values)
     low = rounded_to_tf32(values - high)
     worst = float((np.abs(high.astype(np.float64) - values) / values).max())
-    assert 0.9 < worst / reference.precision("fp32", "tf32").unit_in <= 1
-    assert (np.abs(high.astype(np.float64) + low - values) / values).max() <= reference.precision("fp32", "tf32x3").unit_in
+    assert 0.9 < worst / reference.precision("tf32").unit_in <= 1
+    assert (np.abs(high.astype(np.float64) + low - values) / values).max() <= reference.precision("tf32x3").unit_in
     # What three products leave out is low * low, at most unit_in(tf32)**2.
-    assert worst**2 <= reference.precision("fp32", "tf32x3").unit_in <= 2.0**-22
+    assert worst**2 <= reference.precision("tf32x3").unit_in <= 2.0**-22
 
 
 def summed_in_fp32(problem: Problem, x: Array, w: Array) -> Array:
@@ -298,21 +298,21 @@ def test_bound_holds_and_bites(positive: bool) -> None:
     ref = reference.fprop(problem, x, w)
     assert reference.terms("fprop", problem).max() == 864
 
-    def worst(found: Array, fp32_precision: str) -> float:
-        bound = reference.error_bound("fprop", problem, tensors, reference.precision("fp32", fp32_precision), reference=ref)
+    def worst(found: Array, dtype_name: str) -> float:
+        bound = reference.error_bound("fprop", problem, tensors, reference.precision(dtype_name), reference=ref)
         return float((np.abs(found - ref) / bound).max())
 
     ieee = summed_in_fp32(problem, x, w)
     tf32 = summed_in_fp32(problem, rounded_to_tf32(x), rounded_to_tf32(w))
     fp16 = summed_in_fp32(problem, x.astype(np.float16).astype(np.float32), w.astype(np.float16).astype(np.float32))
-    assert 0.001 < worst(ieee, "ieee") < 0.5
+    assert 0.001 < worst(ieee, "fp32") < 0.5
     assert worst(ieee, "tf32x3") < 0.5
     assert 0.001 < worst(tf32, "tf32") < 1
     assert worst(tf32, "tf32x3") > 2  # silently rounded operands are found out
-    assert worst(tf32, "ieee") > 2 and worst(fp16, "ieee") > 2
+    assert worst(tf32, "fp32") > 2 and worst(fp16, "fp32") > 2
     lost = ref.copy()
     lost[0, 0, 1, 1, 1] -= x[0, 5, 1, 1, 1] * w[5, 0, 1, 1, 1]
-    assert worst(lost, "ieee") > 2  # and so is one lost product of 864
+    assert worst(lost, "fp32") > 2  # and so is one lost product of 864
 
 
 @pytest.mark.parametrize("dtype_name", ["fp64", "fp32", "fp16", "bf16"])
@@ -332,7 +332,7 @@ def test_torch_keeps_the_bound(dtype_name: str) -> None:
 def test_outputs_without_taps_must_be_exact() -> None:
     problem = Problem.parse("n1_c2to2_i2_k1_s2")
     tensors = draw_tensors("fprop", problem, "fp32", "random", 0)
-    bound = reference.error_bound("fprop", problem, tensors, reference.precision("fp32", "tf32"))
+    bound = reference.error_bound("fprop", problem, tensors, reference.precision("tf32"))
     untouched = reference.terms("fprop", problem) == 0
     assert untouched.sum() == 2 * (27 - 8)
     assert bound[untouched].max() < 1e-30 < bound[~untouched].min()
@@ -350,8 +350,7 @@ def test_wrong_tensors_are_named() -> None:
         (lambda: reference.grad_bias(problem, x), "grad_output.shape"),
         (lambda: reference.run("forward", problem, {}), "pass='forward'"),
         (lambda: reference.precision("fp8"), "dtype='fp8'"),
-        (lambda: reference.precision("fp32/tf32"), "dtype='fp32/tf32'"),
-        (lambda: reference.precision("fp32", "medium"), "fp32_precision='medium'"),
+        (lambda: reference.precision("ieee"), "dtype='ieee'"),
     ]:
         with pytest.raises(ProblemError, match=fragment):
             call()

@@ -19,7 +19,7 @@ from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import ProblemError
 from cupy_convt3d.lab import strategies
 from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, FEATURES, covered, problems
-from cupy_convt3d.lab.tensors import EXACT_LIMIT, KINDS, draw_tensors, most_terms
+from cupy_convt3d.lab.tensors import EXACT_LIMIT, KINDS, WIDE, draw_tensors, most_terms
 from cupy_convt3d.problem import PASSES, Problem
 
 TILES = {"output_voxels": 64, "in_channels_per_group": 16, "out_channels_per_group": 32}
@@ -247,7 +247,7 @@ def test_exact_tensors_keep_every_sum_exact(problem: Problem, seed: int, pass_na
 @pytest.mark.parametrize("pass_name", PASSES)
 @pytest.mark.parametrize("problem", LONG_SUMS, ids=str)
 def test_long_sums_stay_exact_too(problem: Problem, pass_name: str, dtype_name: str) -> None:
-    for kind in ("exact", "exact_wide") if dtype_name in ("fp32", "fp64") else ("exact",):
+    for kind in ("exact", "exact_wide") if dtype_name in WIDE else ("exact",):
         tensors = assert_exact(pass_name, problem, dtype_name, kind, 1)
         assert np.abs(reference.run(pass_name, problem, tensors)).max() > 0
 

@@ -80,6 +80,7 @@ class Backend(ABC):
     """Where kernels run: `cuda` or `host`."""
 
     name: str
+    arch: Any = None  # str: the GPU's, such as "sm_90a"
 
     @abstractmethod
     def compile(self, instance: Instance) -> Module:
@@ -109,31 +110,33 @@ def run(
     problem: Problem,
     dtype: str,
     tensors: Mapping[str, TensorRef],
-    allocate: Callable[[int], int],
+    allocate: Callable[[str, int], int],
     stream: int = 0,
     seed: int = 0,
+    packed: Mapping[str, TensorRef] | None = None,
 ) -> None:
     """Run a kernel on tensors: plan, compile, and launch on `stream`.
 
     Args:
         tensors: every tensor of the pass by name; `bias` only where there is one.
-        allocate: returns the address of that many bytes, alive until the launches are done.
+        allocate: returns the address of that many bytes for the workspace of that name, alive until the launches are done.
         stream: the CUDA stream's handle; the host backend has none.
         seed: not 0: the host backend runs blocks and threads in an order drawn from it.
+        packed: workspaces kept from an earlier call with the same weight and problem; the launches that pack them are left out.
 
     Raises:
         KernelError: the kernel cannot do the problem (the text of `Kernel.why_not`).
         CompileError, LaunchError, BackendError: as the backend says.
     """
-    reason = kernel.why_not(problem, dtype)
-    if reason is not None:
-        raise KernelError(reason)
+    kernel.require(problem, dtype, backend.arch)
     plan = kernel.plan(problem, dtype)
     module = backend.compile(Instance(kernel, dtype))
     itemsize = DTYPES[dtype].accumulate.itemsize
-    refs = dict(tensors)
+    packed = packed or {}
+    refs = {**tensors, **packed}
     for name, numel in plan.workspace.items():
-        refs[name] = TensorRef(allocate(numel * itemsize) if numel else 0, (numel,), (1,))
+        if name not in packed:
+            refs[name] = TensorRef(allocate(name, numel * itemsize) if numel else 0, (numel,), (1,))
     for launch in plan.launches:
-        if 0 not in launch.grid:
+        if 0 not in launch.grid and launch.packs not in packed:
             module.launch(launch, Arguments(launch, problem, refs), stream, seed)

@@ -10,8 +10,6 @@ from ..errors import BackendError, CompileError
 from ..kernel import without_comments
 from ..source import Instance, include_directory, numbered
 
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "sm_120")
-
 _ENTRY = re.compile(r"Compiling entry function '(?P<symbol>\w+)'(?P<body>.*?)(?=Compiling entry function|\Z)", re.DOTALL)
 _NUMBERS = {
     "registers": re.compile(r"Used (\d+) registers"),

@@ -23,7 +23,7 @@ from ..source import Instance
 from . import strategies
 from .check_report import CheckReport, Counterexample
 from .shrink import shrink
-from .tensors import KINDS
+from .tensors import KINDS, WIDE
 from .verify import Outcome
 from .worker import Worker
 
@@ -159,9 +159,9 @@ class _Search:
                 backend.library(Instance(self.kernel, dtype))
 
     def combinations(self) -> list[tuple[str, str]]:
-        """Return (kind, dtype), exact before random; only fp32 and fp64 have room for wide integers."""
+        """Return (kind, dtype), exact before random; only some dtypes keep wide integers."""
         pairs = [(kind, dtype) for kind in self.kinds for dtype in self.report.dtypes]
-        return [(kind, dtype) for kind, dtype in pairs if kind != "exact_wide" or dtype in ("fp32", "fp64")]
+        return [(kind, dtype) for kind, dtype in pairs if kind != "exact_wide" or dtype in WIDE]
 
     def run(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
         """Run one example and count it.

@@ -127,9 +127,7 @@ class Bench:
         Raises:
             KernelError: the kernel cannot do the problem; the text is `Kernel.why_not`'s.
         """
-        reason = kernel.why_not(problem, dtype)
-        if reason is not None:
-            raise KernelError(reason)
+        kernel.require(problem, dtype, self.backend.arch)
         plan = kernel.plan(problem, dtype)
         module = self.backend.compile(Instance(kernel, dtype))
         workspace = {name: self.xp.empty(numel, DTYPES[dtype].accumulate) for name, numel in plan.workspace.items()}

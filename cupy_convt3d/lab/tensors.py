@@ -16,7 +16,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 KINDS = ("exact", "exact_wide", "random")
 # Below this bound B every partial sum of integers is exact in the accumulator, and for fp16 the result does not overflow.
-EXACT_LIMIT = {"fp64": 2**53, "fp32": 2**24, "fp16": 65504, "bf16": 2**24}
+EXACT_LIMIT = {"fp64": 2**53, "fp32": 2**24, "fp16": 65504, "bf16": 2**24, "tf32": 2**24, "tf32x3": 2**24}
+WIDE = ("fp64", "fp32", "tf32x3")  # whose products keep the bits of "exact_wide"
 
 
 def most_terms(pass_name: str, problem: Problem) -> int:
@@ -37,15 +38,15 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
     Args:
         pass_name: "fprop", "dgrad" or "wgrad".
         problem: the geometry.
-        dtype_name: "fp64", "fp32", "fp16" or "bf16" (ml_dtypes).
+        dtype_name: of `DTYPES`: "fp64", "fp32", "fp16", "bf16" (ml_dtypes), or "tf32" and "tf32x3" (fp32 tensors).
         kind: "exact": integers in [-8, 8] but 0. "exact_wide": odd integers of 13 to 16 bits in one operand and +-1..3 in the other,
-            swapped by the parity of the seed, fp32 and fp64 only; for fp64 they have 26 to 32 bits, so that a detour through
+            swapped by the parity of the seed, `WIDE` dtypes only; for fp64 they have 26 to 32 bits, so that a detour through
             fp32 shows too. Both narrow the range, and for very long sums thin out an operand, so that `reference.magnitude`
             stays below `EXACT_LIMIT[dtype_name]`. "random": standard normal, rounded to the dtype.
         seed: any integer from 0.
 
     Raises:
-        ProblemError: a name is unknown, or "exact_wide" was asked of a 16-bit dtype.
+        ProblemError: a name is unknown, or "exact_wide" was asked of another dtype than `WIDE`.
     """
     if dtype_name not in DTYPES:
         raise ProblemError(f"dtype={dtype_name!r}: must be one of {', '.join(DTYPES)}")
@@ -56,8 +57,8 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
     if kind == "random":
         precise: type = np.float64 if dtype_name == "fp64" else np.float32
         return {name: generator.standard_normal(shape, precise).astype(dtype, copy=False) for name, shape in read.items()}
-    if kind not in KINDS or (kind == "exact_wide" and dtype_name not in ("fp32", "fp64")):
-        raise ProblemError(f"kind={kind!r}: must be one of {', '.join(KINDS)}, and exact_wide only with fp32 and fp64")
+    if kind not in KINDS or (kind == "exact_wide" and dtype_name not in WIDE):
+        raise ProblemError(f"kind={kind!r}: must be one of {', '.join(KINDS)}, and exact_wide only with {', '.join(WIDE)}")
     largest_term = (EXACT_LIMIT[dtype_name] - 1) / most_terms(pass_name, problem)  # what each term may come to
     if kind == "exact":
         integers = _draw_small(generator, read, largest_term)

@@ -109,6 +109,10 @@ class _Example:
         # The address sanitizer's own red zones begin right at the end of an allocation.
         self.guard = 0 if getattr(self.backend, "sanitizer", None) == "address" else _GUARD
 
+    @property
+    def element(self) -> str:
+        return DTYPES[self.dtype].element
+
     def place(self, name: str, shape: tuple[int, ...], fill: int, generator: np.random.Generator | None) -> _Placed:
         layout = "contiguous"
         if generator is not None and len(shape) == 5 and self.kernel.takes_strides(name):
@@ -153,22 +157,22 @@ def verify(backend: Backend, kernel: Kernel, problem: Problem, dtype: str, kind:
     layouts = np.random.Generator(np.random.PCG64([seed, 1])) if seed else None
     read = {}
     for name, value in values.items():
-        read[name] = placed = example.place(name, value.shape, _OUTSIDE[dtype], layouts)
+        read[name] = placed = example.place(name, value.shape, _OUTSIDE[example.element], layouts)
         placed.view(placed.bits)[...] = value.view(placed.bits.dtype)
     shape = problem.shapes(kernel.pass_name)[0][kernel.written]
-    written = example.place(kernel.written, shape, _STRAY[dtype], layouts)
+    written = example.place(kernel.written, shape, _STRAY[example.element], layouts)
     ref = reference.run(kernel.pass_name, problem, values)
     with np.errstate(over="ignore"):
         expected = ref.astype(DTYPES[dtype].numpy)
     bound = _bound(kernel, problem, dtype, values, ref) if kind == "random" else None
 
-    bits = _execute(example, read, written, _UNWRITTEN[dtype], 0)
+    bits = _execute(example, read, written, _UNWRITTEN[example.element], 0)
     outcome = bits if isinstance(bits, Outcome) else _judge(example, bits, ref, expected, bound)
     if isinstance(bits, Outcome) or not outcome.ok:
         return _explained(example, read, written, bits, outcome)
     if getattr(backend, "sanitizer", None) == "thread":
         return outcome  # it sees a race in any order, and is slow
-    again = _execute(example, read, written, _UNWRITTEN[dtype], 2 * seed + 1)
+    again = _execute(example, read, written, _UNWRITTEN[example.element], 2 * seed + 1)
     second = again if isinstance(again, Outcome) else _judge(example, again, ref, expected, bound)
     if isinstance(again, Outcome) or not second.ok:
         order = "with threads in a shuffled order" if backend.name == "host" else "in a second run"
@@ -194,7 +198,7 @@ def _execute(example: _Example, read: Mapping[str, _Placed], written: _Placed, f
     refs = {n: TensorRef(memory.pointer(t.handle) + t.start * t.bits.itemsize, t.shape, t.strides) for n, t in placed.items()}
     spaces: list[tuple[Any, int]] = []
 
-    def allocate(size: int) -> int:
+    def allocate(_: str, size: int) -> int:
         name = _NAMES[DTYPES[dtype].accumulate]
         unsigned = np.dtype(f"u{DTYPES[name].itemsize}")
         count = -(-size // unsigned.itemsize)
@@ -216,8 +220,8 @@ def _damage(
     """Return what the kernel wrote where nothing may be written."""
     name, guard = example.kernel.written, example.guard
     outside = bits.copy()
-    written.view(outside)[...] = _STRAY[example.dtype]
-    stray = np.flatnonzero(outside != _STRAY[example.dtype])
+    written.view(outside)[...] = _STRAY[example.element]
+    stray = np.flatnonzero(outside != _STRAY[example.element])
     if stray.size:
         offset = int(stray[0]) - written.start
         where = f"{-offset} elements before its start" if offset < 0 else f"element offset {offset}"
@@ -268,10 +272,10 @@ def _explained(
     """Tell elements that were never written from those whose NaN came by arithmetic: only the former keep another filling."""
     if isinstance(bits, Outcome):
         return bits
-    again = _execute(example, read, written, _REFILLED[example.dtype], 0)
+    again = _execute(example, read, written, _REFILLED[example.element], 0)
     if isinstance(again, Outcome):
         return outcome
-    untouched = (bits == _UNWRITTEN[example.dtype]) & (again == _REFILLED[example.dtype])
+    untouched = (bits == _UNWRITTEN[example.element]) & (again == _REFILLED[example.element])
     if untouched.any() and outcome.index is not None and untouched[outcome.index]:
         outcome.message = f"never written; {int(untouched.sum())} of {untouched.size} elements"
     elif outcome.index is not None and outcome.got is not None and not np.array_equal(bits, again):
