@@ -26,7 +26,7 @@ CONVT3D := $(RUN) -m cupy_convt3d
 XDIST = $$($(RUN) -c "import xdist" 2>/dev/null && echo "-n $(WORKERS) --dist worksteal")
 DEMO := $(if $(wildcard cupy_convt3d/lab/report.py),report --out report,check)
 
-.PHONY: demo test test-rest test-all search lint format clean
+.PHONY: demo test test-rest test-all test-large search compute-sanitizer lint format clean
 
 demo: $(READY)
 	$(CONVT3D) $(DEMO)
@@ -45,6 +45,16 @@ test-all: test test-rest
 search: $(READY)
 	@echo "random search: make search SEED=$(SEED) SEARCH_EXAMPLES=$(SEARCH_EXAMPLES)"
 	$(CONVT3D) check --backend host --seed $(SEED) --examples $(SEARCH_EXAMPLES)
+
+# On a GPU: the check's edge problems under each of compute-sanitizer's tools.
+compute-sanitizer: $(READY)
+	for tool in memcheck racecheck initcheck synccheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 9 $(CONVT3D) check --backend cuda --in-process --examples 0 --kind exact \
+	  || exit; done
+
+# Tests for tens of gigabytes of GPU memory.
+test-large: $(READY)
+	$(RUN) -m pytest tests -m large $(PYTEST_ARGS)
 
 lint: $(READY_DEV)
 	$(RUN) -m ruff check .

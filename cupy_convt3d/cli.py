@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--sanitize", choices=("address", "undefined", "thread"), help="host backend only")
     check.add_argument("--problem", type=_problem, metavar="NAME", help="check this one only, such as n1_c1to2_i3_k3_s2")
     check.add_argument("--kind", action="append", choices=("exact", "exact_wide", "random"), help="default: all")
+    check.add_argument("--in-process", action="store_true", help="no child process, for compute-sanitizer, ncu or a debugger")
     check.set_defaults(command=_check)
 
     info = commands.add_parser("info", help="versions, devices, cache directory, registered kernels")
@@ -97,6 +98,7 @@ def _check(options: argparse.Namespace) -> int:
                 progress=progress,
                 problem=options.problem,
                 kinds=options.kind,
+                in_process=options.in_process,
             )
         # plain print: rich would read [brackets] in a kernel's name or message as markup, and wrap the line to be pasted
         print(report, flush=True)

@@ -25,7 +25,7 @@ from .check_report import CheckReport, Counterexample
 from .shrink import shrink
 from .tensors import KINDS, WIDE
 from .verify import Outcome
-from .worker import Worker
+from .worker import InProcess, Worker
 
 __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "resolve"]
 
@@ -77,6 +77,7 @@ def check(
     time_limit_s: float = 10.0,
     problem: Problem | None = None,
     kinds: Sequence[str] | None = None,
+    in_process: bool = False,
 ) -> CheckReport:
     """Check a kernel against the NumPy reference, in a child process, and shrink what fails.
 
@@ -94,13 +95,17 @@ def check(
         time_limit_s: an example that takes longer is a hang.
         problem: check only this one, with this seed.
         kinds: of `tensors.KINDS`; None: all of them.
+        in_process: no child process, for tools that watch one (compute-sanitizer, ncu, a debugger); without `sanitize`.
 
     Raises:
         KernelError, CompileError, BackendError: the kernel, its dtype or the backend cannot be had at all.
     """
     search = _Search(resolve(kernel), backend or default_backend(), dtypes, kinds, sanitize, progress)
     start = time.perf_counter()
-    with Worker(search.kernel, search.report.backend, sanitize, time_limit_s) as search.worker:
+    if in_process and sanitize:
+        raise BackendError(f"sanitize={sanitize!r}, in_process=True: a sanitizer's runtime needs a process of its own")
+    name = search.report.backend
+    with InProcess(search.kernel, name) if in_process else Worker(search.kernel, name, sanitize, time_limit_s) as search.worker:
         search.precompile(sanitize)
         try:
             if problem is not None:
@@ -121,7 +126,7 @@ def check(
 class _Search:
     """The state of one `check`."""
 
-    worker: Worker
+    worker: Worker | InProcess
 
     def __init__(
         self,

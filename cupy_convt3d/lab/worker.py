@@ -174,6 +174,25 @@ class Worker:
         return self._log.read(1 << 20).decode(errors="replace")
 
 
+class InProcess:
+    """Runs examples in this very process, for tools that watch one: compute-sanitizer, ncu, a debugger. What the kernel crashes is us."""
+
+    time_limit_s = float("inf")
+    restarts = 0
+
+    def __init__(self, kernel: Kernel, backend: str) -> None:
+        self._kernel, self._backend = kernel, _backend(backend, None)
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+        """As `Worker.verify`, but a crash ends the process and a hang stays one."""
+        return verify(self._backend, self._kernel, problem, dtype, kind, seed)
+
+
 def _import_path() -> str:
     """Return a PYTHONPATH under which the child finds this very package."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
