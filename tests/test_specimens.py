@@ -36,7 +36,7 @@ PINNED = [
     ("s004_index_moved", None, "n1_c1to1_i1_k1x1x2", "wrong value"),
     ("s004_weight_layout", None, "n1_c2to2_i1_k1", "wrong value"),
     ("read_outside", None, "n1_c1to1_i1_k1x1x2", "outside a tensor"),
-    ("read_outside", "address", "n1_c1to1_i1_k1x1x2", r"AddressSanitizer: heap-buffer-overflow \(READ of size 4\) at .*:40"),
+    ("read_outside", "address", "n1_c1to1_i1_k1x1x2", r"AddressSanitizer: heap-buffer-overflow \(READ of size 4\) at .*:41"),
     ("write_outside", None, "n1_c1to1_i1_k1", "output was overrun: 1 elements"),
     ("write_outside", "address", "n1_c1to1_i1_k1", r"AddressSanitizer: heap-buffer-overflow \(WRITE of size 4\) at .*:27"),
     ("shared_outside", "undefined", "n1_c1to1_i1_k1", r"index 63 out of bounds for type 'float \[63\]' at .*:33"),
