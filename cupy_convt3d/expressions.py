@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import CodeType
@@ -15,6 +16,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max": max,
     "all": all,
     "any": any,
+    "gcd": math.gcd,
     "ceil_div": lambda a, b: -(-a // b),
 }
 

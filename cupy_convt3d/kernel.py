@@ -22,6 +22,7 @@ else:
     import tomli as tomllib
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "sm_120")
+HOST_MULTIPROCESSORS = 3  # so that work is cut where a GPU would cut it, on small problems too
 MAX_THREADS = 1024
 MAX_GRID = (INT32_MAX, 65535, 65535)
 TENSORS = {
@@ -44,7 +45,7 @@ _GLOBAL = re.compile(
     r"__global__\s+(?:static\s+)?void\s+(?:__launch_bounds__\s*\([^;{]*?\)\s*)?(?P<symbol>\w+)\s*\((?P<parameters>[^)]*)\)"
 )
 _TUNABLE = re.compile(r"^#ifndef (?P<name>[A-Z][A-Z0-9_]*)\n#define (?P=name) (?P<value>\d+)\n#endif", re.MULTILINE)
-_KEYS = {"pass", "dtypes", "architectures", "deterministic", "constants", "restrictions", "workspace", "launch"}
+_KEYS = {"pass", "dtypes", "architectures", "deterministic", "specialize", "constants", "restrictions", "workspace", "launch"}
 _TENSOR_KINDS = ("pointer", "view")
 _LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs"}
 
@@ -89,10 +90,11 @@ class PlannedLaunch:
 
 @dataclass(frozen=True)
 class Plan:
-    """All launches of one call, and the workspaces (elements of the accumulation type) they share."""
+    """All launches of one call, the workspaces (elements of the accumulation type) they share, and the macros they are compiled with."""
 
     launches: tuple[PlannedLaunch, ...]
     workspace: dict[str, int]
+    specialization: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +108,7 @@ class Kernel:
         deterministic: whether two runs give the same bits.
         tunables: the upper-case macros the source gives a default by `#ifndef`, and their values; `replace_tunables` makes another
             configuration.
+        specialize: macros whose values follow from the problem: a GPU's binary is compiled for them, the host's is not.
         restrictions: expression that must hold, and the sentence that says why.
     """
 
@@ -118,6 +121,7 @@ class Kernel:
     architectures: tuple[str, ...] = ARCHITECTURES
     deterministic: bool = True
     tunables: Mapping[str, int] = field(default_factory=dict)
+    specialize: Mapping[str, str | int] = field(default_factory=dict)
     constants: Mapping[str, str | int] = field(default_factory=dict)
     restrictions: Mapping[str, str] = field(default_factory=dict)
     workspace: Mapping[str, str | int] = field(default_factory=dict)
@@ -206,13 +210,15 @@ class Kernel:
         if reason := self.why_not(problem, dtype, arch):
             raise KernelError(reason)
 
-    def plan(self, problem: Problem, dtype: str) -> Plan:
+    def plan(self, problem: Problem, dtype: str, multiprocessors: int = HOST_MULTIPROCESSORS) -> Plan:
         """Return the launches for one problem with grids, blocks and scalar arguments filled in.
+
+        `multiprocessors` is the GPU's number of them, for kernels whose blocks stay and take work in turn.
 
         Raises:
             KernelError: a launch would pass a limit of the hardware or of an argument's type.
         """
-        names = self._names(problem, dtype)
+        names = self._names(problem, dtype, multiprocessors)
         launches = []
         for launch in self.launches:
             if launch.when is not None and not evaluate(launch.when, names):
@@ -234,11 +240,12 @@ class Kernel:
                     launch.packs,
                 )
             )
-        return Plan(tuple(launches), {name: int(evaluate(size, names)) for name, size in self.workspace.items()})
+        workspace = {name: int(evaluate(size, names)) for name, size in self.workspace.items()}
+        return Plan(tuple(launches), workspace, tuple((name, int(names[name])) for name in self.specialize))
 
-    def _names(self, problem: Problem, dtype: str) -> dict[str, Any]:
-        names: dict[str, Any] = {**problem.names, **self.tunables, "itemsize": DTYPES[dtype].itemsize}
-        for constant, expression in self.constants.items():
+    def _names(self, problem: Problem, dtype: str, multiprocessors: int = HOST_MULTIPROCESSORS) -> dict[str, Any]:
+        names: dict[str, Any] = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors)}
+        for constant, expression in (*self.specialize.items(), *self.constants.items()):
             names[constant] = evaluate(expression, names)
         return names
 
@@ -248,6 +255,11 @@ class Kernel:
         if scalar.kind in "iu" and not np.iinfo(scalar).min <= value <= np.iinfo(scalar).max:
             raise KernelError(f"{self.name}: {parameter.name}={value} does not fit its parameter type {scalar.name}")
         return value
+
+
+def _device_names(dtype: str, multiprocessors: int) -> dict[str, int]:
+    """Return what expressions know besides the problem: `split` is 1 for an instance that splits each operand in two."""
+    return {"itemsize": DTYPES[dtype].itemsize, "split": int(dtype == "tf32x3"), "multiprocessors": multiprocessors}
 
 
 def _three(
@@ -275,7 +287,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
     architectures = declared.get("architectures", list(ARCHITECTURES))
     if not isinstance(architectures, list) or not architectures or set(architectures) - set(ARCHITECTURES):
         raise fail(f"architectures={architectures!r}: must be a list of {', '.join(ARCHITECTURES)}")
-    for table in ("constants", "restrictions", "workspace"):
+    for table in ("specialize", "constants", "restrictions", "workspace"):
         if not isinstance(declared.get(table, {}), dict):
             raise fail(f"{table}: must be a table")
     launches = declared.get("launch")
@@ -283,7 +295,8 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
         raise fail("no [[launch]]: give at least one with grid and block")
     tunables = {m["name"]: int(m["value"]) for m in _TUNABLE.finditer(source)}
     tensors = (*TENSORS[declared["pass"]], *declared.get("workspace", {}))
-    scalars = {*Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)).names, *declared.get("constants", {}), *tunables, "itemsize"}
+    declared_scalars = (*declared.get("specialize", {}), *declared.get("constants", {}), *tunables)
+    scalars = {*Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)).names, *declared_scalars, *_device_names("fp32", 1)}
     functions = {m["symbol"]: m["parameters"] for m in _GLOBAL.finditer(without_comments(source))}
     if not functions:
         raise fail("the source has no `__global__ void` function (templates cannot be launched by name)")
@@ -295,6 +308,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
         architectures=tuple(architectures),
         deterministic=bool(declared.get("deterministic", True)),
         tunables=tunables,
+        specialize=declared.get("specialize", {}),
         constants=declared.get("constants", {}),
         restrictions=declared.get("restrictions", {}),
         workspace=declared.get("workspace", {}),

@@ -48,14 +48,19 @@ def _header_digest(root: Path, stamps: tuple[tuple[str, int, int], ...]) -> str:
 
 @dataclass(frozen=True)
 class Instance:
-    """A kernel with its element type and tunables fixed: what is compiled, once for each backend and architecture."""
+    """A kernel with its element type and tunables fixed: what is compiled, once for each backend and architecture.
+
+    `specialization` is `Plan.specialization` on a GPU and empty on the host.
+    """
 
     kernel: Kernel
     dtype: str
+    specialization: tuple[tuple[str, int], ...] = ()
 
     @property
     def defines(self) -> tuple[str, ...]:
-        return (f"CONVT3D_{self.dtype.upper()}", *(f"{name}={value}" for name, value in self.kernel.tunables.items()))
+        macros = {**self.kernel.tunables, **dict(self.specialization)}
+        return (f"CONVT3D_{self.dtype.upper()}", *(f"{name}={value}" for name, value in macros.items()))
 
     @property
     def file_name(self) -> str:

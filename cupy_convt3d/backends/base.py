@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..errors import KernelError
-from ..kernel import Kernel, Parameter, PlannedLaunch
+from ..kernel import HOST_MULTIPROCESSORS, Kernel, Parameter, Plan, PlannedLaunch
 from ..problem import Problem, c_values
 from ..source import Instance
 
@@ -81,6 +81,7 @@ class Backend(ABC):
 
     name: str
     arch: Any = None  # str: the GPU's, such as "sm_90a"
+    multiprocessors = HOST_MULTIPROCESSORS
 
     @abstractmethod
     def compile(self, instance: Instance) -> Module:
@@ -90,6 +91,10 @@ class Backend(ABC):
             CompileError: the compiler refused the source.
             BackendError: the compiler or the GPU is missing.
         """
+
+    def instance(self, kernel: Kernel, dtype: str, plan: Plan) -> Instance:
+        """Return what is to be compiled for a plan: on a GPU a binary of its own for each specialization."""
+        return Instance(kernel, dtype, plan.specialization if self.arch else ())
 
     @abstractmethod
     def capabilities(self) -> dict[str, str]:
@@ -129,8 +134,8 @@ def run(
         CompileError, LaunchError, BackendError: as the backend says.
     """
     kernel.require(problem, dtype, backend.arch)
-    plan = kernel.plan(problem, dtype)
-    module = backend.compile(Instance(kernel, dtype))
+    plan = kernel.plan(problem, dtype, backend.multiprocessors)
+    module = backend.compile(backend.instance(kernel, dtype, plan))
     itemsize = DTYPES[dtype].accumulate.itemsize
     packed = packed or {}
     refs = {**tensors, **packed}

@@ -89,15 +89,15 @@ class CudaBackend(Backend):
         properties = cupy.cuda.runtime.getDeviceProperties(self.device)
         self._device_name = properties["name"].decode()
         self.arch = architecture(properties["major"], properties["minor"])
-        self._modules: dict[tuple[int, str], tuple[Instance, CudaModule]] = {}
+        self._modules: dict[Instance, CudaModule] = {}
+        self.multiprocessors = properties["multiProcessorCount"]
         self._flush: Any = None
 
     def compile(self, instance: Instance) -> CudaModule:
-        known = self._modules.get((id(instance.kernel), instance.dtype))
+        known = self._modules.get(instance)
         if known is None:
-            known = (instance, CudaModule(instance, self.device, self.arch))
-            self._modules[id(instance.kernel), instance.dtype] = known
-        return known[1]
+            known = self._modules[instance] = CudaModule(instance, self.device, self.arch)
+        return known
 
     def capabilities(self) -> dict[str, str]:
         runtime = self._cupy.cuda.runtime

@@ -120,14 +120,13 @@ class HostBackend(Backend):
         if sanitizer is not None and sanitizer not in SANITIZERS:
             raise BackendError(f"sanitize={sanitizer!r}: must be one of {', '.join(SANITIZERS)}")
         self.sanitizer = sanitizer
-        self._modules: dict[tuple[int, str], tuple[Instance, HostModule]] = {}
+        self._modules: dict[Instance, HostModule] = {}
 
     def compile(self, instance: Instance) -> HostModule:
-        known = self._modules.get((id(instance.kernel), instance.dtype))
+        known = self._modules.get(instance)
         if known is None:
-            module = HostModule(self.library(instance), instance, self.sanitizer)
-            known = self._modules[id(instance.kernel), instance.dtype] = (instance, module)
-        return known[1]
+            known = self._modules[instance] = HostModule(self.library(instance), instance, self.sanitizer)
+        return known
 
     def library(self, instance: Instance) -> Path:
         """Return the path of the compiled library, from the cache where it is there and whole."""

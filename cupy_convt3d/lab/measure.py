@@ -17,7 +17,6 @@ from ..dtypes import DTYPES
 from ..errors import BackendError, KernelError, LaunchError
 from ..kernel import Kernel
 from ..problem import Problem
-from ..source import Instance
 
 SLOW_MS = 1000.0  # whatever takes longer a call is timed once
 REPEATS = (3, 30)
@@ -128,8 +127,8 @@ class Bench:
             KernelError: the kernel cannot do the problem; the text is `Kernel.why_not`'s.
         """
         kernel.require(problem, dtype, self.backend.arch)
-        plan = kernel.plan(problem, dtype)
-        module = self.backend.compile(Instance(kernel, dtype))
+        plan = kernel.plan(problem, dtype, self.backend.multiprocessors)
+        module = self.backend.compile(self.backend.instance(kernel, dtype, plan))
         workspace = {name: self.xp.empty(numel, DTYPES[dtype].accumulate) for name, numel in plan.workspace.items()}
         tensors = {name: _reference(array) for name, array in {**arrays, **workspace}.items()}
         launches = [(step, Arguments(step, problem, tensors)) for step in plan.launches if 0 not in step.grid]

@@ -100,7 +100,7 @@ class Worker:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._pid = 0  # of the fork; 0: it has not reported yet
-        self._compiled: set[str] = set()
+        self._compiled: set[tuple[object, ...]] = set()
 
     def __enter__(self) -> Worker:
         return self
@@ -123,11 +123,13 @@ class Worker:
         Raises:
             KernelError, CompileError, BackendError: the kernel cannot be compiled or cannot do the problem.
         """
-        if dtype not in self._compiled:
-            failed = self._request("compile", dtype, limit_s=COMPILE_LIMIT_S)
+        kernel, backend, _ = self._setup
+        instance = (dtype, kernel.plan(problem, dtype).specialization if backend == "cuda" else ())
+        if instance not in self._compiled:
+            failed = self._request("compile", dtype, problem, limit_s=COMPILE_LIMIT_S)
             if failed is not None:  # loading it has ended the child
                 return failed  # type: ignore[no-any-return]
-            self._compiled.add(dtype)
+            self._compiled.add(instance)
         reply = self._request("verify", problem, dtype, kind, seed, limit_s=self.time_limit_s)
         assert isinstance(reply, Outcome)
         return reply
@@ -248,9 +250,8 @@ def _serve(source: int, target: int) -> None:
             if backend is None:
                 backend = _backend(backend_name, sanitizer)
             if request == "compile":
-                from ..source import Instance
-
-                backend.compile(Instance(kernel, arguments[0]))
+                dtype, problem = arguments
+                backend.compile(backend.instance(kernel, dtype, kernel.plan(problem, dtype)))
                 _write(target, ("ok", None))
             else:
                 _write(target, ("ok", verify(backend, kernel, *arguments)))
