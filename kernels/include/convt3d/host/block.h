@@ -26,7 +26,7 @@ constexpr size_t shared_limit = 227 * 1024;  // an H100 block's; the arena is la
 constexpr size_t arena_bytes = 512 * 1024;
 constexpr size_t red_zone = 128;
 
-enum class State : uint8_t { unstarted, running, at_barrier, at_warp, exited };
+enum class State : uint8_t { unstarted, running, at_barrier, at_warp, at_mbarrier, exited };
 
 struct Thread {
   Index3 index;
@@ -65,6 +65,7 @@ struct Launch {
   char* arena;
   size_t arena_used, static_used;
   char* dynamic;
+  unsigned block_serial;  // counts blocks run, so that what one leaves unfinished is not taken for the next one's
   unsigned generation;  // counts launches, so that shared variables are placed anew in each
 
   uint64_t random;  // 0: natural order
@@ -124,7 +125,7 @@ CONVT3D_RUNTIME inline void describe_deadlock() {
   unsigned places = 0;
   for (unsigned i = 0; i < state.count && places < 4; ++i) {
     const Thread& thread = state.threads[i];
-    if (thread.state != State::at_barrier && thread.state != State::at_warp) continue;
+    if (thread.state < State::at_barrier || thread.state > State::at_mbarrier) continue;
     bool known = false;
     for (unsigned j = 0; j < i && !known; ++j) {
       const Thread& other = state.threads[j];
@@ -381,6 +382,7 @@ CONVT3D_RUNTIME inline void release_fibers(unsigned used) {
 }
 
 CONVT3D_RUNTIME inline void run_block() {
+  ++state.block_serial;
   state.live = state.count;
   state.next = state.waiting = state.ready_count = state.barrier_round = 0;
   for (unsigned i = 0; i < state.count; ++i) {

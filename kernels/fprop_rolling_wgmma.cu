@@ -1,0 +1,571 @@
+/* convt3d
+pass = "fprop"
+dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
+architectures = ["sm_90a"]
+
+[specialize]
+SLOTS = "kernel_d"
+STEP = "stride_d // gcd(stride_d, dilation_d)"
+CLASSES_W = "stride_w // gcd(stride_w, dilation_w)"
+SLOT_TILES = "ceil_div(ceil_div(out_channels_per_group, 8), ceil_div(ceil_div(out_channels_per_group, 8), max(1, min(ACCUMULATORS // (4 * SLOTS * CLASSES_W * TILES_M * (1 + split)), 32 // SLOTS))))"
+WGMMA_TILES = "SLOTS * SLOT_TILES"
+
+[constants]
+slots = "SLOTS"
+step = "STEP"
+classes_w = "CLASSES_W"
+slot_tiles = "SLOT_TILES"
+tile_m = "CONSUMERS * TILES_M * 64"
+offset_h = "(kernel_h - 1) * dilation_h // stride_h"
+offset_w = "(kernel_w - 1) * dilation_w // stride_w"
+first_h = "padding_h // stride_h"
+first_w = "padding_w // stride_w"
+last_h = "(output_h - 1 + padding_h) // stride_h"
+last_w = "(output_w - 1 + padding_w) // stride_w"
+rows = "max(input_h, input_h + offset_h - first_h, last_h + 1, last_h + 1 - first_h)"
+pitch = "max(input_w, input_w + offset_w - first_w, last_w + 1, last_w + 1 - first_w)"
+m_first = "first_h * pitch + first_w"
+m_count = "((batch - 1) * rows + last_h) * pitch + last_w + 1 - m_first"
+m_tiles = "ceil_div(max(m_count, 1), tile_m)"
+positions = "8 * ceil_div(tile_m + offset_h * pitch + offset_w, 8)"
+chains = "dilation_d // gcd(stride_d, dilation_d)"
+first_step = "-1 if (chains - 1) * stride_d >= padding_d + dilation_d else 0"
+steps = "ceil_div(output_d + padding_d, chains * stride_d) - first_step"
+classes_h = "min(stride_h // gcd(stride_h, dilation_h), kernel_h)"
+channel_tiles = "ceil_div(out_channels_per_group, 8 * SLOT_TILES)"
+chunks = "ceil_div(in_channels_per_group, CHUNK)"
+slab_bytes = "CHUNK * SLOTS * SLOT_TILES * 8 * itemsize * (1 + split)"
+stage_bytes = "positions * CHUNK * itemsize * (1 + split)"
+stages = "3 if 3 * stage_bytes + 4 * slab_bytes <= 231424 else 2"
+slabs = "min(58, kernel_h * kernel_w * chunks, (231424 - stages * stage_bytes) // slab_bytes)"
+weight_slabs = "groups * channel_tiles * kernel_h * kernel_w * chunks"
+columns = "groups * channel_tiles * m_tiles * chains"
+uncovered = "gcd(stride_d, dilation_d) > 1 or classes_h < stride_h"
+
+[restrictions]
+"SLOTS <= 32 and 4 * SLOTS * CLASSES_W * TILES_M * (1 + split) <= ACCUMULATORS" = "kernel_d and stride_w ask for more sums than a thread has registers"
+"slabs >= min(2, kernel_h * kernel_w * chunks)" = "a tile of the input and its weights pass the shared memory"
+"m_count <= 1000000000 and columns * steps * kernel_h <= 1000000000000" = "the volume passes its 32-bit tile offsets"
+
+[workspace]
+packed_weight = "weight_slabs * slab_bytes // 4"
+
+[[launch]]
+symbol = "convt3d_pack_rolling_weight"
+packs = "packed_weight"
+grid = "weight_slabs"
+block = 256
+
+[[launch]]
+symbol = "convt3d_fill_uncovered"
+when = "uncovered"
+grid = "ceil_div(batch * out_channels * output_d * output_h, 8)"
+block = 256
+
+[[launch]]
+symbol = "convt3d_fprop_rolling_wgmma"
+grid = "min(multiprocessors, columns * steps * kernel_h) if batch > 0 else 0"
+block = "(CONSUMERS + PRODUCERS) * 128"
+shared_bytes = "1024 + stages * stage_bytes + slabs * slab_bytes"
+*/
+// The transposed convolution as matrix products of Hopper's warpgroups, rolling along the depth.
+//
+// GEMM rows are positions q of a plane, flattened over (n, h, w) with a pitch that leaves zeros between rows and between
+// volumes: tap (th, tw) of a residue class reads row `q - offset`, which in shared memory is nothing but another start address.
+// GEMM columns are SLOTS = kernel_d output planes x the channels of a tile: the planes that one input plane feeds. After an input
+// plane the first STEP slots are complete; they are stored, the others move up. So each input plane is loaded once for all taps
+// in depth, and few output channels still make wide products. The residue classes of w have sums of their own in the same thread,
+// so that whole output rows are written; those of h are columns of work of their own.
+//
+// A block stays on its multiprocessor and takes an equal share of all (column, plane) steps. Two warpgroups multiply; the others
+// feed them: all warps but one load the input, round it and store it in 16-byte cells [channel / 4][position][channel % 4]
+// (16-bit types: 8 channels), the last one copies slabs of packed weights, one tap x CHUNK channels each. If all slabs of a
+// column fit in shared memory they are copied once.
+#include "convt3d.cuh"
+#include "convt3d/wgmma.cuh"
+
+#ifndef CHUNK
+#define CHUNK 16
+#endif
+#ifndef CONSUMERS
+#define CONSUMERS 2
+#endif
+#ifndef PRODUCERS
+#define PRODUCERS 2
+#endif
+#ifndef TILES_M
+#define TILES_M 2
+#endif
+#ifndef ACCUMULATORS
+#define ACCUMULATORS 160
+#endif
+// Set by the problem; these are for a look at the compiler's output.
+#ifndef SLOTS
+#define SLOTS 3
+#endif
+#ifndef STEP
+#define STEP 1
+#endif
+#ifndef CLASSES_W
+#define CLASSES_W 1
+#endif
+#ifndef SLOT_TILES
+#define SLOT_TILES 6
+#endif
+#ifndef WGMMA_TILES
+#define WGMMA_TILES 18
+#endif
+
+#if defined(__CUDACC__)
+#define SPECIALIZED(macro, parameter) (macro)
+#define SUMS (CLASSES_W * TILES_M * WGMMA_TILES * 4)
+#else
+#define SPECIALIZED(macro, parameter) (parameter)
+#define SUMS ACCUMULATORS
+#endif
+
+#if defined(CONVT3D_TF32X3)
+constexpr int PARTS = 2;  // each operand is the sum of two TF32 numbers
+#else
+constexpr int PARTS = 1;
+#endif
+constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
+constexpr int CELLS = CHUNK / VECTOR;
+constexpr int K_STEPS = CHUNK * static_cast<int>(sizeof(scalar_t)) / 32;
+constexpr int LOADERS = PRODUCERS * 128 - 32;
+static_assert(CHUNK % (32 / sizeof(scalar_t)) == 0, "a chunk is a number of products deep");
+
+struct alignas(16) Cell {
+  unsigned words[4];
+};
+
+// VECTOR channels as wgmma reads them; for tf32x3 `low` is what the first part leaves over.
+__device__ inline void round_cell(const float (&values)[VECTOR], Cell& high, Cell& low) {
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) {
+    const float rounded = round_to_tf32(values[v]);
+    high.words[v] = __float_as_uint(rounded);
+    low.words[v] = PARTS == 1 || values[v] == rounded ? 0u : __float_as_uint(round_to_tf32(values[v] - rounded));
+  }
+}
+
+template <class T>
+__device__ inline void round_cell(const T (&values)[VECTOR], Cell& high, Cell&) {
+#pragma unroll
+  for (int v = 0; v < VECTOR; v += 2) high.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
+}
+
+__device__ inline scalar_t zero_scalar() { return to_scalar(accum_t(0)); }
+
+__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Tap `first + i*period` of an axis with stride s and dilation d reads `first*d/s + i*d/gcd` inputs back.
+struct ClassTaps {
+  int period, offset_step;
+  __device__ ClassTaps(const Problem& problem, int axis) {
+    int divisor = problem.stride[axis];
+    for (int rest = problem.dilation[axis]; rest != 0;) {
+      const int next = divisor % rest;
+      divisor = rest;
+      rest = next;
+    }
+    period = problem.stride[axis] / divisor;
+    offset_step = problem.dilation[axis] / divisor;
+  }
+  __device__ int count(int kernel, int first) const { return first < kernel ? (kernel - 1 - first) / period + 1 : 0; }
+};
+
+// ---- packing: slabs [group][channel tile][h class][chunk][tap h][w class][tap w] of cells [part][cell][slot, channel] ----
+
+extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, const View<const scalar_t> weight,
+                                                       accum_t* __restrict__ packed_weight, const int channel_tiles,
+                                                       const int chunks, const int slots, const int slot_tiles) {
+  const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2];
+  const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int slabs = kernel_h * kernel_w * chunks;
+  const int tile = static_cast<int>(blockIdx.x) / slabs % channel_tiles, group = static_cast<int>(blockIdx.x) / slabs / channel_tiles;
+  const ClassTaps taps_h(problem, 1), taps_w(problem, 2);
+  int rest = static_cast<int>(blockIdx.x) % slabs, first_h = 0, first_w = 0;
+  while (rest >= taps_h.count(kernel_h, first_h) * kernel_w * chunks) rest -= taps_h.count(kernel_h, first_h++) * kernel_w * chunks;
+  const int in_chunk = taps_h.count(kernel_h, first_h) * kernel_w;
+  const int chunk = rest / in_chunk, th = first_h + rest % in_chunk / kernel_w * taps_h.period;
+  rest = rest % kernel_w;
+  while (rest >= taps_w.count(kernel_w, first_w)) rest -= taps_w.count(kernel_w, first_w++);
+  const int tw = first_w + rest * taps_w.period;
+
+  const int columns = slots * slot_tiles * 8;
+  Cell* slab = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(blockIdx.x) * (PARTS * CELLS * columns);
+  for (int i = static_cast<int>(threadIdx.x); i < CELLS * columns; i += static_cast<int>(blockDim.x)) {
+    const int ci = chunk * CHUNK + i / columns * VECTOR, slot = i % columns / (slot_tiles * 8);
+    const int co = tile * slot_tiles * 8 + i % (slot_tiles * 8);
+    scalar_t values[VECTOR];
+    for (int v = 0; v < VECTOR; ++v) {
+      const bool live = ci + v < in_channels && co < out_channels;
+      values[v] = live ? *weight.at(group * in_channels + ci + v, co, slot, th, tw) : zero_scalar();
+    }
+    Cell low;
+    round_cell(values, slab[i], low);
+    if (PARTS == 2) slab[CELLS * columns + i] = low;
+  }
+}
+
+// ---- outputs that no tap reaches, whole rows of them: bias alone ----
+
+extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const scalar_t* __restrict__ bias,
+                                                  const View<scalar_t> output) {
+  index_t row = static_cast<index_t>(blockIdx.x) * 8 + threadIdx.x / 32;
+  const int h = static_cast<int>(row % problem.output_size[1]);
+  row /= problem.output_size[1];
+  const int d = static_cast<int>(row % problem.output_size[0]);
+  row /= problem.output_size[0];
+  const int c = static_cast<int>(row % problem.out_channels), n = static_cast<int>(row / problem.out_channels);
+  if (n >= problem.batch) return;
+  const AxisClass class_d = axis_class(problem, 0, (d + problem.padding[0]) % problem.stride[0]);
+  const AxisClass class_h = axis_class(problem, 1, (h + problem.padding[1]) % problem.stride[1]);
+  const int gcd = problem.stride[0] / ClassTaps(problem, 0).period;
+  if ((d + problem.padding[0]) % gcd == 0 && class_h.taps > 0) return;
+  (void)class_d;
+  const scalar_t value = bias == nullptr ? zero_scalar() : bias[c];
+  for (int w = static_cast<int>(threadIdx.x % 32); w < problem.output_size[2]; w += 32) *output.at(n, c, d, h, w) = value;
+}
+
+// ---- the product ----
+
+// A run of steps of one column: what a block does before it turns to another tile.
+struct Segment {
+  int group, channel_tile, m_tile, chain, class_h;
+  int first, begin, end;  // steps from `first` on fill the slots, those from `begin` on are stored
+};
+
+// What all roles walk through alike. A step costs as many units as it has taps in h; the block owns those that begin in its share.
+struct Walk {
+  const Problem& problem;
+  const ClassTaps taps_h;
+  const int channel_tiles, m_tiles, chains, steps, warm_up;
+  long long unit, end;
+
+  __device__ Walk(const Problem& problem_, int channel_tiles_, int m_tiles_, int chains_, int steps_, int warm_up_)
+      : problem(problem_),
+        taps_h(problem_, 1),
+        channel_tiles(channel_tiles_),
+        m_tiles(m_tiles_),
+        chains(chains_),
+        steps(steps_),
+        warm_up(warm_up_) {
+    const long long units =
+        static_cast<long long>(problem.groups) * channel_tiles * m_tiles * chains * steps * problem.kernel_size[1];
+    unit = units * blockIdx.x / gridDim.x;
+    end = units * (blockIdx.x + 1) / gridDim.x;
+  }
+
+  __device__ bool next(Segment& segment) {
+    while (unit < end) {
+      const long long in_column = static_cast<long long>(steps) * problem.kernel_size[1];
+      long long column = unit / in_column, begin = column * in_column;
+      segment.class_h = 0;
+      int cost = taps_h.count(problem.kernel_size[1], 0);
+      while (unit - begin >= static_cast<long long>(steps) * cost) {
+        begin += static_cast<long long>(steps) * cost;
+        cost = taps_h.count(problem.kernel_size[1], ++segment.class_h);
+      }
+      segment.chain = static_cast<int>(column % chains);
+      column /= chains;
+      segment.m_tile = static_cast<int>(column % m_tiles);
+      column /= m_tiles;
+      segment.channel_tile = static_cast<int>(column % channel_tiles);
+      segment.group = static_cast<int>(column / channel_tiles);
+      segment.begin = static_cast<int>((unit - begin + cost - 1) / cost);
+      const long long last = (end - begin + cost - 1) / cost;
+      segment.end = last < steps ? static_cast<int>(last) : steps;
+      segment.first = segment.begin > warm_up ? segment.begin - warm_up : 0;
+      unit = begin + static_cast<long long>(steps) * cost;
+      if (segment.begin < segment.end) return true;
+    }
+    return false;
+  }
+};
+
+// A ring of shared-memory buffers: `full` and `empty` barriers, and how often it has gone round.
+struct Ring {
+  Mbarrier *full, *empty;
+  int size, slot;
+  unsigned parity;
+  __device__ Ring(Mbarrier* barriers, int size_) : full(barriers), empty(barriers + size_), size(size_), slot(0), parity(0) {}
+  __device__ void advance() {
+    if (++slot == size) {
+      slot = 0;
+      parity ^= 1u;
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
+    convt3d_fprop_rolling_wgmma(const Problem problem, const View<const scalar_t> input,
+                                const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
+                                const View<scalar_t> output, const int slots, const int step, const int classes_w,
+                                const int slot_tiles, const int rows, const int pitch, const int m_first, const int m_tiles,
+                                const int positions, const int offset_h, const int offset_w, const int chains,
+                                const int first_step, const int steps, const int channel_tiles, const int chunks,
+                                const int stages, const int slabs, const int slab_bytes, const int stage_bytes) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
+  const int class_count = SPECIALIZED(CLASSES_W, classes_w), channels8 = SPECIALIZED(SLOT_TILES, slot_tiles);
+  const int columns8 = slot_count * channels8;  // of 8 columns each
+  const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2];
+  const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const ClassTaps taps_h(problem, 1), taps_w(problem, 2);
+
+  Ring stage(reinterpret_cast<Mbarrier*>(shared), stages), slab(stage.full + 2 * stages, slabs);
+  unsigned char* const stage_memory = shared + 1024;
+  unsigned char* const slab_memory = stage_memory + stages * stage_bytes;
+  // All weights of a column fit: they are copied when it begins and stay.
+  const bool resident = slabs == kernel_h * kernel_w * chunks && taps_h.count(kernel_h, 0) == kernel_h;
+
+  const int warpgroup = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < stages; ++i) {
+      mbarrier_init(stage.full + i, LOADERS / 32);
+      mbarrier_init(stage.empty + i, CONSUMERS * 4);
+    }
+    for (int i = 0; i < slabs; ++i) {
+      mbarrier_init(slab.full + i, 1);
+      mbarrier_init(slab.empty + i, CONSUMERS * 4);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+
+  Walk walk(problem, channel_tiles, m_tiles, chains, steps, (slot_count - 1) / flush);
+  Segment segment;
+  const int tile_rows = CONSUMERS * TILES_M * 64;
+
+  if (warpgroup >= CONSUMERS) {
+#if CONSUMERS == 2 && PRODUCERS == 2
+    give_registers<48>();
+#endif
+    const int loader = static_cast<int>(threadIdx.x) - CONSUMERS * 128;
+    if (loader < LOADERS) {
+      const bool whole_cells = input.stride[1] == 1 && in_channels % VECTOR == 0 && problem.batch > 0 &&
+                               reinterpret_cast<unsigned long long>(input.data) % 16 == 0 && input.stride[0] % VECTOR == 0 &&
+                               input.stride[2] % VECTOR == 0 && input.stride[3] % VECTOR == 0 && input.stride[4] % VECTOR == 0;
+      while (walk.next(segment)) {
+        const int origin = m_first + segment.m_tile * tile_rows - (offset_h * pitch + offset_w);
+        for (int s = segment.first; s < segment.end; ++s) {
+          const int plane = segment.chain + (first_step + s) * chains;
+          if (plane < 0 || plane >= problem.input_size[0]) continue;
+          for (int chunk = 0; chunk < chunks; ++chunk) {
+            mbarrier_wait(stage.empty + stage.slot, stage.parity ^ 1u);
+            Cell* cells = reinterpret_cast<Cell*>(stage_memory + stage.slot * stage_bytes);
+            const int live = in_channels - chunk * CHUNK;
+            for (int position = loader; position < positions; position += LOADERS) {
+              const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
+              const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
+              const scalar_t* source = input.at(n, segment.group * in_channels + chunk * CHUNK, plane, h, w);
+              Cell high[CELLS], low;
+              if (whole_cells) {
+#pragma unroll
+                for (int cell = 0; cell < CELLS; ++cell) {
+                  scalar_t values[VECTOR];
+                  Cell loaded = {};
+                  if (inside && cell * VECTOR < live) loaded = *reinterpret_cast<const Cell*>(source + cell * VECTOR);
+                  memcpy(values, &loaded, 16);
+                  round_cell(values, high[cell], low);
+                  if (PARTS == 2) cells[(CELLS + cell) * positions + position] = low;
+                }
+              } else {
+                scalar_t values[CELLS][VECTOR];
+#pragma unroll
+                for (int c = 0; c < CHUNK; ++c) {
+                  values[c / VECTOR][c % VECTOR] = inside && c < live ? source[c * input.stride[1]] : zero_scalar();
+                }
+#pragma unroll
+                for (int cell = 0; cell < CELLS; ++cell) {
+                  round_cell(values[cell], high[cell], low);
+                  if (PARTS == 2) cells[(CELLS + cell) * positions + position] = low;
+                }
+              }
+#pragma unroll
+              for (int cell = 0; cell < CELLS; ++cell) cells[cell * positions + position] = high[cell];
+            }
+            fence_async();
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(stage.full + stage.slot);
+            stage.advance();
+          }
+        }
+      }
+    } else if (lane == 0) {
+      int held = -1;
+      while (walk.next(segment)) {
+        const int tile = segment.group * channel_tiles + segment.channel_tile;
+        const int per_chunk = taps_h.count(kernel_h, segment.class_h) * kernel_w;
+        index_t first_slab = static_cast<index_t>(tile) * (kernel_h * kernel_w * chunks);
+        for (int c = 0; c < segment.class_h; ++c) first_slab += taps_h.count(kernel_h, c) * kernel_w * chunks;
+        const unsigned char* source = reinterpret_cast<const unsigned char*>(packed_weight) + first_slab * slab_bytes;
+        for (int s = segment.first; s < segment.end; ++s) {
+          const int plane = segment.chain + (first_step + s) * chains;
+          if (plane < 0 || plane >= problem.input_size[0] || (resident && held == tile)) continue;
+          held = tile;
+          for (int i = 0; i < per_chunk * chunks; ++i) {
+            mbarrier_wait(slab.empty + slab.slot, slab.parity ^ 1u);
+            mbarrier_arrive_expect(slab.full + slab.slot, static_cast<unsigned>(slab_bytes));
+            bulk_copy(slab_memory + slab.slot * slab_bytes, source + static_cast<index_t>(i) * slab_bytes,
+                      static_cast<unsigned>(slab_bytes), slab.full + slab.slot);
+            slab.advance();
+          }
+        }
+      }
+    }
+    return;
+  }
+
+#if CONSUMERS == 2 && PRODUCERS == 2
+  take_registers<208>();
+#endif
+  float sums[SUMS];
+#if defined(CONVT3D_TF32X3)
+  // Tensor cores cut off what they add, so sums of a few taps are moved to where they are rounded.
+  float parts[SUMS];
+#else
+  float(&parts)[SUMS] = sums;
+#endif
+  const int sum_count = class_count * TILES_M * columns8 * 4;
+  const int warp_row = warpgroup * TILES_M * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+  const unsigned slab_k_step = static_cast<unsigned>(columns8) * 128, stage_k_step = static_cast<unsigned>(positions) * 16;
+  const unsigned slab_part = slab_k_step * CELLS, stage_part = stage_k_step * CELLS;
+  int held = -1;
+  bool fresh = false;             // the resident slabs have not been waited for yet
+  unsigned resident_parity = 1u;  // of the load they came with
+
+  while (walk.next(segment)) {
+    const int tile = segment.group * channel_tiles + segment.channel_tile;
+    if (resident && held != tile) {
+      if (held != -1 && lane == 0) {
+        for (int i = 0; i < slabs; ++i) mbarrier_arrive(slab.empty + i);
+      }
+      held = tile;
+      fresh = true;
+      resident_parity ^= 1u;
+    }
+#pragma unroll
+    for (int i = 0; i < sum_count; ++i) sums[i] = parts[i] = 0.0f;
+    const int class_taps_h = taps_h.count(kernel_h, segment.class_h);
+    const int class_offset_h = segment.class_h * problem.dilation[1] / problem.stride[1];
+
+    for (int s = segment.first; s < segment.end; ++s) {
+      const int plane = segment.chain + (first_step + s) * chains;
+      if (plane >= 0 && plane < problem.input_size[0]) {
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          mbarrier_wait(stage.full + stage.slot, stage.parity);
+          const unsigned tile_address = shared_address(stage_memory + stage.slot * stage_bytes) +
+                                        static_cast<unsigned>(warpgroup * TILES_M * 64) * 16;
+          for (int jh = 0; jh < class_taps_h; ++jh) {
+            const int row_offset = (offset_h - class_offset_h - jh * taps_h.offset_step) * pitch;
+            wgmma_fence();
+#pragma unroll
+            for (int jw = 0; jw < class_count; ++jw) {
+              const int class_taps_w = taps_w.count(kernel_w, jw), class_offset_w = jw * problem.dilation[2] / problem.stride[2];
+              for (int i = 0; i < class_taps_w; ++i) {
+                if (!resident || fresh) mbarrier_wait(slab.full + slab.slot, resident ? resident_parity : slab.parity);
+                const unsigned a = tile_address + static_cast<unsigned>(row_offset + offset_w - class_offset_w -
+                                                                        i * taps_w.offset_step) * 16;
+                const unsigned b = shared_address(slab_memory + slab.slot * slab_bytes);
+#pragma unroll
+                for (int k = 0; k < K_STEPS; ++k) {
+#pragma unroll
+                  for (int part = PARTS == 2 ? 2 : 0; part >= 0; --part) {  // low x high, high x low, high x high
+                    const unsigned a_part = part == 2 ? stage_part : 0, b_part = part == 1 ? slab_part : 0;
+                    const unsigned long long weights =
+                        wgmma_operand(b + b_part + static_cast<unsigned>(k) * 2 * slab_k_step, slab_k_step, 128);
+#pragma unroll
+                    for (int m = 0; m < TILES_M; ++m) {
+                      wgmma(parts + (jw * TILES_M + m) * columns8 * 4,
+                            wgmma_operand(a + a_part + static_cast<unsigned>(m) * 1024 + static_cast<unsigned>(k) * 2 * stage_k_step,
+                                          stage_k_step, 128),
+                            weights, columns8 * 8);
+                    }
+                  }
+                }
+                wgmma_commit();
+                if (!resident) {
+                  // The slab before this one has been read; the first of a chunk has none before it that is still held.
+                  wgmma_wait<1>();
+                  if (lane == 0 && (jh | jw | i) != 0) mbarrier_arrive(slab.empty + (slab.slot == 0 ? slabs : slab.slot) - 1);
+                }
+                slab.advance();
+              }
+            }
+#if defined(CONVT3D_TF32X3)
+            wgmma_wait<0>();
+#pragma unroll
+            for (int i = 0; i < sum_count; ++i) {
+              sums[i] += parts[i];
+              parts[i] = 0.0f;
+            }
+#endif
+          }
+          wgmma_wait<0>();
+          if (lane == 0) {
+            if (!resident) mbarrier_arrive(slab.empty + (slab.slot == 0 ? slabs : slab.slot) - 1);
+            mbarrier_arrive(stage.empty + stage.slot);
+          }
+          stage.advance();
+        }
+        fresh = false;
+      }
+      if (s >= segment.begin) {
+        const int first_plane = plane * problem.stride[0] - problem.padding[0];
+#pragma unroll
+        for (int m = 0; m < TILES_M; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int f = m_first + segment.m_tile * tile_rows + warp_row + m * 64 + half * 8;
+            const int row = f / pitch, q_w = f % pitch, n = row / rows, q_h = row % rows;
+            const int h = q_h * problem.stride[1] + segment.class_h * problem.dilation[1] % problem.stride[1] - problem.padding[1];
+            const int first_w = q_w * problem.stride[2] - problem.padding[2];
+            if (n >= problem.batch || h < 0 || h >= problem.output_size[1]) continue;
+            for (int t = 0; t < flush; ++t) {
+              const int d = first_plane + t * problem.dilation[0];
+              if (d < 0 || d >= problem.output_size[0]) continue;
+#pragma unroll
+              for (int tile8 = 0; tile8 < channels8; ++tile8) {
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                  const int channel = (segment.channel_tile * channels8 + tile8) * 8 + lane % 4 * 2 + j;
+                  if (channel >= out_channels) continue;
+                  const int c = segment.group * out_channels + channel;
+                  const accum_t start = bias == nullptr ? 0.0f : to_accum(bias[c]);
+                  scalar_t* target = output.at(n, c, d, h, 0);
+#pragma unroll
+                  for (int jw = 0; jw < class_count; ++jw) {
+                    const int w = first_w + jw * problem.dilation[2] % problem.stride[2];
+                    if (w < 0 || w >= problem.output_size[2]) continue;
+                    float sum = 0.0f;
+#pragma unroll
+                    for (int slot = 0; slot < slot_count; ++slot) {  // `t` is no constant, registers have no addresses
+                      if (slot == t) sum = sums[((jw * TILES_M + m) * columns8 + slot * channels8 + tile8) * 4 + half * 2 + j];
+                    }
+                    target[w * output.stride[4]] = to_scalar(sum + start);
+                  }
+                  for (int r = 0; class_count < problem.stride[2] && r < problem.stride[2]; ++r) {
+                    const int w = first_w + r;
+                    const bool has_taps = r % (problem.stride[2] / class_count) == 0;
+                    if (!has_taps && w >= 0 && w < problem.output_size[2]) target[w * output.stride[4]] = to_scalar(start);
+                  }
+                }
+              }
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < class_count * TILES_M; ++i) {
+#pragma unroll
+        for (int j = 0; j < columns8 * 4; ++j) {
+          const int from = j + flush * channels8 * 4;
+          sums[i * columns8 * 4 + j] = from < columns8 * 4 ? sums[i * columns8 * 4 + from] : 0.0f;
+        }
+      }
+    }
+  }
+}

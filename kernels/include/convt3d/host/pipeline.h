@@ -1,0 +1,149 @@
+// mbarriers and bulk copies on the host: a wait parks the fiber, a barrier that can never end its phase is a deadlock with a
+// place. A bulk copy is done by whoever waits for it, as late as it can be, so that reading early finds the poison.
+#pragma once
+
+#include "block.h"
+
+struct alignas(8) Mbarrier {
+  uint64_t arrivals : 12, missing : 12, phase : 1;
+  int64_t bytes : 39;
+};
+static_assert(sizeof(Mbarrier) == 8, "as large as a GPU's");
+
+namespace convt3d_host {
+
+struct PendingCopy {
+  void* target;
+  const void* source;
+  unsigned bytes;
+  Mbarrier* barrier;
+};
+
+struct CopyQueue {
+  unsigned block_serial, count;
+  PendingCopy copies[1024];
+};
+
+inline CopyQueue copy_queue{};
+
+CONVT3D_RUNTIME inline void check_mbarrier(const Mbarrier* barrier, Site site) {
+  if (barrier->arrivals != 0xfff && barrier->arrivals != 0) return;  // poison
+  describe_failure("%s on an mbarrier that was not initialised, at %s:%d", site.what, site.file, site.line);
+  abandon_block();
+}
+
+CONVT3D_RUNTIME inline void wake_waiters(const Mbarrier* barrier) {
+  for (unsigned i = 0; i < state.count; ++i) {
+    if (state.threads[i].state == State::at_mbarrier && state.threads[i].slot == barrier) {
+      state.threads[i].state = State::running;
+      wake(i);
+    }
+  }
+}
+
+CONVT3D_RUNTIME inline void end_phase_if_complete(Mbarrier* barrier) {
+  if (barrier->missing != 0 || barrier->bytes != 0) return;
+  barrier->phase ^= 1;
+  barrier->missing = barrier->arrivals;
+  wake_waiters(barrier);
+}
+
+CONVT3D_RUNTIME inline void arrive(Mbarrier* barrier, unsigned bytes, Site site) {
+  check_mbarrier(barrier, site);
+  if (barrier->missing == 0) {
+    describe_failure("more arrivals than the mbarrier's %u in one phase, at %s:%d", static_cast<unsigned>(barrier->arrivals),
+                     site.file, site.line);
+    abandon_block();
+  }
+  tsan_release(reinterpret_cast<char*>(barrier));
+  barrier->bytes += bytes;
+  barrier->missing -= 1;
+  end_phase_if_complete(barrier);
+}
+
+// Not part of the runtime to the sanitizers: the bytes are the kernel's.
+inline void copy_bytes(const PendingCopy& copy) { memcpy(copy.target, copy.source, copy.bytes); }
+
+CONVT3D_RUNTIME inline void finish_copies(Mbarrier* barrier) {
+  unsigned kept = 0;
+  if (copy_queue.block_serial != state.block_serial) copy_queue.count = 0;
+  for (unsigned i = 0; i < copy_queue.count; ++i) {
+    const PendingCopy copy = copy_queue.copies[i];
+    if (copy.barrier == barrier) {
+      tsan_acquire(reinterpret_cast<char*>(barrier));
+      copy_bytes(copy);
+      tsan_release(reinterpret_cast<char*>(barrier));
+      barrier->bytes -= copy.bytes;
+    } else {
+      copy_queue.copies[kept++] = copy;
+    }
+  }
+  const bool any = kept != copy_queue.count;
+  copy_queue.count = kept;
+  if (any) end_phase_if_complete(barrier);
+}
+
+CONVT3D_RUNTIME inline void wait_for_phase(Mbarrier* barrier, unsigned parity, Site site) {
+  Thread* self = current;
+  check_mbarrier(barrier, site);
+  finish_copies(barrier);
+  while (barrier->phase == parity) {
+    self->site = site;
+    self->slot = barrier;
+    self->sync = reinterpret_cast<char*>(barrier);
+    self->state = State::at_mbarrier;
+    park();
+    finish_copies(barrier);
+  }
+  tsan_acquire(reinterpret_cast<char*>(barrier));
+}
+
+}  // namespace convt3d_host
+
+inline unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(static_cast<const char*>(pointer) - convt3d_host::state.arena);
+}
+
+inline void mbarrier_init(Mbarrier* barrier, int arrivals) {
+  *barrier = {};
+  barrier->arrivals = barrier->missing = static_cast<unsigned>(arrivals) & 0xfffu;
+}
+inline void mbarrier_fence_init() {}
+inline void mbarrier_arrive(Mbarrier* barrier, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  convt3d_host::arrive(barrier, 0, {file, line, "mbarrier_arrive"});
+}
+inline void mbarrier_arrive_expect(Mbarrier* barrier, unsigned bytes, const char* file = __builtin_FILE(),
+                                   int line = __builtin_LINE()) {
+  convt3d_host::arrive(barrier, bytes, {file, line, "mbarrier_arrive_expect"});
+}
+inline void mbarrier_wait(Mbarrier* barrier, unsigned parity, const char* file = __builtin_FILE(),
+                          int line = __builtin_LINE()) {
+  convt3d_host::wait_for_phase(barrier, parity, {file, line, "mbarrier_wait"});
+}
+
+inline void bulk_copy(void* target, const void* source, unsigned bytes, Mbarrier* barrier, const char* file = __builtin_FILE(),
+                      int line = __builtin_LINE()) {
+  using namespace convt3d_host;
+  const uintptr_t places = reinterpret_cast<uintptr_t>(target) | reinterpret_cast<uintptr_t>(source) | bytes;
+  if (copy_queue.block_serial != state.block_serial) copy_queue = {state.block_serial, 0, {}};
+  if (places % 16 != 0 || bytes == 0 || copy_queue.count == 1024) {
+    describe_failure("bulk copy of %u bytes at %s:%d: places and size must be multiples of 16 (or 1024 copies are waiting)", bytes,
+                     file, line);
+    abandon_block();
+  }
+  tsan_release(reinterpret_cast<char*>(barrier));
+  copy_queue.copies[copy_queue.count++] = {target, source, bytes, barrier};
+  wake_waiters(barrier);
+}
+
+inline void fence_async() {}
+template <int registers>
+inline void give_registers() {}
+template <int registers>
+inline void take_registers() {}
+
+// Round to the nearest TF32, ties away from zero, as cvt.rna does.
+inline float round_to_tf32(float value) {
+  const unsigned bits = __float_as_uint(value);
+  return (bits & 0x7f800000u) == 0x7f800000u ? value : __uint_as_float((bits + 0x1000u) & 0xffffe000u);
+}

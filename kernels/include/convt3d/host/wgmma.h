@@ -1,0 +1,99 @@
+// wgmma on the host. Each thread computes its own fragment of D, and not before it waits for it: a wait that is missing, or an
+// operand that was overwritten too early, gives wrong numbers here as it would on a GPU. Descriptors are read bit by bit.
+#pragma once
+
+#include "convt3d/host/pipeline.h"
+
+namespace convt3d_host {
+
+struct PendingProduct {
+  uint64_t a, b;
+  float* d;
+  int columns;
+  unsigned group;
+};
+
+struct ProductQueue {
+  unsigned block_serial, committed, count;
+  PendingProduct products[256];
+};
+
+inline ProductQueue product_queues[max_threads]{};
+
+CONVT3D_RUNTIME inline ProductQueue& product_queue() {
+  ProductQueue& queue = product_queues[current - state.threads];
+  if (queue.block_serial != state.block_serial) queue = {state.block_serial, 0, 0, {}};
+  return queue;
+}
+
+#if defined(CONVT3D_FP16)
+typedef half_t operand_t;
+#elif defined(CONVT3D_BF16)
+typedef bfloat16_t operand_t;
+#else
+typedef float operand_t;
+#endif
+constexpr int operand_k = 32 / static_cast<int>(sizeof(operand_t));
+
+inline float operand_value(float value) { return __uint_as_float(__float_as_uint(value) & 0xffffe000u); }  // as TF32 is read
+template <class T>
+inline float operand_value(T value) {
+  return to_accum(value);
+}
+
+// One row of A, or one column of B, as its descriptor places it.
+inline void load_operand(uint64_t descriptor, int row, float (&values)[operand_k]) {
+  const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4,
+               row_step = (descriptor >> 32 & 0x3fffu) << 4;
+  for (int k = 0; k < operand_k; ++k) {
+    const size_t within = static_cast<size_t>(k) * sizeof(operand_t);
+    const char* place = state.arena + start + static_cast<size_t>(row / 8) * row_step + static_cast<size_t>(row % 8) * 16 +
+                        within / 16 * k_step + within % 16;
+    values[k] = operand_value(*reinterpret_cast<const operand_t*>(place));
+  }
+}
+
+inline void multiply(const PendingProduct& product) {
+  const int thread = static_cast<int>(current - state.threads) % 128, lane = thread % 32;
+  const int row = thread / 32 * 16 + lane / 4;
+  float a[2][operand_k], b[operand_k];
+  load_operand(product.a, row, a[0]);
+  load_operand(product.a, row + 8, a[1]);
+  for (int tile = 0; tile < product.columns / 8; ++tile) {
+    for (int column = 0; column < 2; ++column) {
+      load_operand(product.b, tile * 8 + lane % 4 * 2 + column, b);
+      for (int half = 0; half < 2; ++half) {
+        double sum = product.d[tile * 4 + half * 2 + column];
+        for (int k = 0; k < operand_k; ++k) sum += static_cast<double>(a[half][k]) * b[k];
+        product.d[tile * 4 + half * 2 + column] = static_cast<float>(sum);
+      }
+    }
+  }
+}
+
+}  // namespace convt3d_host
+
+inline void wgmma(float* d, unsigned long long a, unsigned long long b, int columns) {
+  convt3d_host::ProductQueue& queue = convt3d_host::product_queue();
+  if (queue.count == sizeof queue.products / sizeof *queue.products) {
+    convt3d_host::describe_failure("more than %u wgmma without a wait", queue.count);
+    convt3d_host::abandon_block();
+  }
+  queue.products[queue.count++] = {a, b, d, columns, queue.committed};
+}
+
+// `.sync.aligned`: the lanes of a warp meet, and one that is elsewhere is reported.
+inline void wgmma_fence(CONVT3D_HERE) { convt3d_host::vote(0xffffffffu, true, {file, line, "wgmma_fence"}); }
+inline void wgmma_commit() { ++convt3d_host::product_queue().committed; }
+
+template <int pending>
+inline void wgmma_wait(CONVT3D_HERE) {
+  convt3d_host::ProductQueue& queue = convt3d_host::product_queue();
+  unsigned done = 0;
+  while (done < queue.count && queue.products[done].group + pending < queue.committed) {
+    convt3d_host::multiply(queue.products[done++]);
+  }
+  for (unsigned i = done; i < queue.count; ++i) queue.products[i - done] = queue.products[i];
+  queue.count -= done;
+  convt3d_host::vote(0xffffffffu, true, {file, line, "wgmma_wait"});  // done for the warp when it is done for each lane
+}
