@@ -97,7 +97,7 @@ shared_bytes = "1024 + stages * stage_bytes + slabs * slab_bytes"
 #define TILES_M 2
 #endif
 #ifndef ACCUMULATORS
-#define ACCUMULATORS 160
+#define ACCUMULATORS 144
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef SLOTS
@@ -132,8 +132,9 @@ constexpr int PARTS = 1;
 constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
 constexpr int CELLS = CHUNK / VECTOR;
 constexpr int K_STEPS = CHUNK * static_cast<int>(sizeof(scalar_t)) / 32;
+constexpr int BATCH = 2;  // cells a loader has in flight: it has few registers
 constexpr int LOADERS = PRODUCERS * 128 - 32;
-static_assert(CHUNK % (32 / sizeof(scalar_t)) == 0, "a chunk is a number of products deep");
+static_assert(CHUNK % (32 / sizeof(scalar_t)) == 0, "a chunk is a number of products deep, two cells each");
 
 struct alignas(16) Cell {
   unsigned words[4];
@@ -220,11 +221,9 @@ extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const s
   row /= problem.output_size[0];
   const int c = static_cast<int>(row % problem.out_channels), n = static_cast<int>(row / problem.out_channels);
   if (n >= problem.batch) return;
-  const AxisClass class_d = axis_class(problem, 0, (d + problem.padding[0]) % problem.stride[0]);
   const AxisClass class_h = axis_class(problem, 1, (h + problem.padding[1]) % problem.stride[1]);
   const int gcd = problem.stride[0] / ClassTaps(problem, 0).period;
   if ((d + problem.padding[0]) % gcd == 0 && class_h.taps > 0) return;
-  (void)class_d;
   const scalar_t value = bias == nullptr ? zero_scalar() : bias[c];
   for (int w = static_cast<int>(threadIdx.x % 32); w < problem.output_size[2]; w += 32) *output.at(n, c, d, h, w) = value;
 }
@@ -341,7 +340,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
 
   if (warpgroup >= CONSUMERS) {
 #if CONSUMERS == 2 && PRODUCERS == 2
-    give_registers<48>();
+    give_registers<56>();
 #endif
     const int loader = static_cast<int>(threadIdx.x) - CONSUMERS * 128;
     if (loader < LOADERS) {
@@ -361,31 +360,32 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
               const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
               const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
               const scalar_t* source = input.at(n, segment.group * in_channels + chunk * CHUNK, plane, h, w);
-              Cell high[CELLS], low;
-              if (whole_cells) {
+#pragma unroll 1
+              for (int first = 0; first < CELLS; first += BATCH) {
+                scalar_t values[BATCH][VECTOR];
+                if (whole_cells) {
 #pragma unroll
-                for (int cell = 0; cell < CELLS; ++cell) {
-                  scalar_t values[VECTOR];
-                  Cell loaded = {};
-                  if (inside && cell * VECTOR < live) loaded = *reinterpret_cast<const Cell*>(source + cell * VECTOR);
-                  memcpy(values, &loaded, 16);
-                  round_cell(values, high[cell], low);
-                  if (PARTS == 2) cells[(CELLS + cell) * positions + position] = low;
+                  for (int cell = 0; cell < BATCH; ++cell) {
+                    Cell loaded = {};
+                    const int c = (first + cell) * VECTOR;
+                    if (inside && c < live) loaded = *reinterpret_cast<const Cell*>(source + c);
+                    memcpy(values[cell], &loaded, 16);
+                  }
+                } else {
+#pragma unroll
+                  for (int i = 0; i < BATCH * VECTOR; ++i) {
+                    const int c = first * VECTOR + i;
+                    values[i / VECTOR][i % VECTOR] = inside && c < live ? source[c * input.stride[1]] : zero_scalar();
+                  }
                 }
-              } else {
-                scalar_t values[CELLS][VECTOR];
 #pragma unroll
-                for (int c = 0; c < CHUNK; ++c) {
-                  values[c / VECTOR][c % VECTOR] = inside && c < live ? source[c * input.stride[1]] : zero_scalar();
-                }
-#pragma unroll
-                for (int cell = 0; cell < CELLS; ++cell) {
-                  round_cell(values[cell], high[cell], low);
-                  if (PARTS == 2) cells[(CELLS + cell) * positions + position] = low;
+                for (int cell = 0; cell < BATCH; ++cell) {
+                  Cell high, low;
+                  round_cell(values[cell], high, low);
+                  cells[(first + cell) * positions + position] = high;
+                  if (PARTS == 2) cells[(CELLS + first + cell) * positions + position] = low;
                 }
               }
-#pragma unroll
-              for (int cell = 0; cell < CELLS; ++cell) cells[cell * positions + position] = high[cell];
             }
             fence_async();
             __syncwarp();
@@ -420,7 +420,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
   }
 
 #if CONSUMERS == 2 && PRODUCERS == 2
-  take_registers<208>();
+  take_registers<200>();
 #endif
   float sums[SUMS];
 #if defined(CONVT3D_TF32X3)
@@ -448,7 +448,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
       resident_parity ^= 1u;
     }
 #pragma unroll
-    for (int i = 0; i < sum_count; ++i) sums[i] = parts[i] = 0.0f;
+    for (int i = 0; i < sum_count; ++i) sums[i] = 0.0f;
     const int class_taps_h = taps_h.count(kernel_h, segment.class_h);
     const int class_offset_h = segment.class_h * problem.dilation[1] / problem.stride[1];
 
@@ -461,7 +461,6 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
                                         static_cast<unsigned>(warpgroup * TILES_M * 64) * 16;
           for (int jh = 0; jh < class_taps_h; ++jh) {
             const int row_offset = (offset_h - class_offset_h - jh * taps_h.offset_step) * pitch;
-            wgmma_fence();
 #pragma unroll
             for (int jw = 0; jw < class_count; ++jw) {
               const int class_taps_w = taps_w.count(kernel_w, jw), class_offset_w = jw * problem.dilation[2] / problem.stride[2];
@@ -470,6 +469,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
                 const unsigned a = tile_address + static_cast<unsigned>(row_offset + offset_w - class_offset_w -
                                                                         i * taps_w.offset_step) * 16;
                 const unsigned b = shared_address(slab_memory + slab.slot * slab_bytes);
+                wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < K_STEPS; ++k) {
 #pragma unroll
@@ -482,7 +482,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
                       wgmma(parts + (jw * TILES_M + m) * columns8 * 4,
                             wgmma_operand(a + a_part + static_cast<unsigned>(m) * 1024 + static_cast<unsigned>(k) * 2 * stage_k_step,
                                           stage_k_step, 128),
-                            weights, columns8 * 8);
+                            weights, PARTS == 1 || i + k > 0 || part < 2, columns8 * 8);
                     }
                   }
                 }
@@ -498,9 +498,12 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
 #if defined(CONVT3D_TF32X3)
             wgmma_wait<0>();
 #pragma unroll
-            for (int i = 0; i < sum_count; ++i) {
-              sums[i] += parts[i];
-              parts[i] = 0.0f;
+            for (int jw = 0; jw < class_count; ++jw) {
+              if (taps_w.count(kernel_w, jw) == 0) continue;
+#pragma unroll
+              for (int i = 0; i < TILES_M * columns8 * 4; ++i) {
+                sums[jw * TILES_M * columns8 * 4 + i] += parts[jw * TILES_M * columns8 * 4 + i];
+              }
             }
 #endif
           }
@@ -520,37 +523,49 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int f = m_first + segment.m_tile * tile_rows + warp_row + m * 64 + half * 8;
-            const int row = f / pitch, q_w = f % pitch, n = row / rows, q_h = row % rows;
-            const int h = q_h * problem.stride[1] + segment.class_h * problem.dilation[1] % problem.stride[1] - problem.padding[1];
-            const int first_w = q_w * problem.stride[2] - problem.padding[2];
+            const int row = f / pitch, n = row / rows;
+            const int residue_h = segment.class_h * problem.dilation[1] % problem.stride[1];
+            const int h = row % rows * problem.stride[1] + residue_h - problem.padding[1];
+            const int w = f % pitch * problem.stride[2] - problem.padding[2];
             if (n >= problem.batch || h < 0 || h >= problem.output_size[1]) continue;
-            for (int t = 0; t < flush; ++t) {
+            const int first_channel = segment.channel_tile * channels8 * 8 + lane % 4 * 2;
+            scalar_t* const column = output.at(n, segment.group * out_channels + first_channel, 0, h, 0) + w * output.stride[4];
+            const scalar_t* const column_bias =
+                bias == nullptr ? nullptr : bias + segment.group * out_channels + first_channel;
+#pragma unroll
+            for (int t = 0; t < slot_count && t < flush; ++t) {
               const int d = first_plane + t * problem.dilation[0];
               if (d < 0 || d >= problem.output_size[0]) continue;
+              scalar_t* target = column + d * output.stride[2];
 #pragma unroll
-              for (int tile8 = 0; tile8 < channels8; ++tile8) {
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                  const int channel = (segment.channel_tile * channels8 + tile8) * 8 + lane % 4 * 2 + j;
-                  if (channel >= out_channels) continue;
-                  const int c = segment.group * out_channels + channel;
-                  const accum_t start = bias == nullptr ? 0.0f : to_accum(bias[c]);
-                  scalar_t* target = output.at(n, c, d, h, 0);
+              for (int i = 0; i < channels8 * 2; ++i) {  // channels 0, 1, 8, 9, 16, ... of this thread
+                const int channel = i / 2 * 8 + i % 2;
+                if (first_channel + channel < out_channels) {
+                  const accum_t start = bias == nullptr ? 0.0f : to_accum(column_bias[channel]);
 #pragma unroll
                   for (int jw = 0; jw < class_count; ++jw) {
-                    const int w = first_w + jw * problem.dilation[2] % problem.stride[2];
-                    if (w < 0 || w >= problem.output_size[2]) continue;
-                    float sum = 0.0f;
-#pragma unroll
-                    for (int slot = 0; slot < slot_count; ++slot) {  // `t` is no constant, registers have no addresses
-                      if (slot == t) sum = sums[((jw * TILES_M + m) * columns8 + slot * channels8 + tile8) * 4 + half * 2 + j];
+                    const int residue_w = jw * problem.dilation[2] % problem.stride[2];
+                    const float sum = sums[((jw * TILES_M + m) * columns8 + t * channels8 + i / 2) * 4 + half * 2 + i % 2];
+                    if (w + residue_w >= 0 && w + residue_w < problem.output_size[2]) {
+                      target[residue_w * output.stride[4]] = to_scalar(sum + start);
                     }
-                    target[w * output.stride[4]] = to_scalar(sum + start);
                   }
-                  for (int r = 0; class_count < problem.stride[2] && r < problem.stride[2]; ++r) {
-                    const int w = first_w + r;
-                    const bool has_taps = r % (problem.stride[2] / class_count) == 0;
-                    if (!has_taps && w >= 0 && w < problem.output_size[2]) target[w * output.stride[4]] = to_scalar(start);
+                }
+                target += (i % 2 == 0 ? 1 : 7) * output.stride[1];
+              }
+            }
+            // Bias alone: residues of w and planes that no tap reaches.
+            if (class_count < problem.stride[2] || slot_count < flush) {
+              for (int t = 0; t < flush; ++t) {
+                const int d = first_plane + t * problem.dilation[0];
+                if (d < 0 || d >= problem.output_size[0]) continue;
+                for (int i = 0; i < channels8 * 2 && first_channel + i / 2 * 8 + i % 2 < out_channels; ++i) {
+                  const int channel = i / 2 * 8 + i % 2;
+                  const scalar_t value = bias == nullptr ? zero_scalar() : column_bias[channel];
+                  for (int r = 0; r < problem.stride[2]; ++r) {
+                    const bool stored = t < slot_count && r % (problem.stride[2] / class_count) == 0;
+                    if (stored || w + r < 0 || w + r >= problem.output_size[2]) continue;
+                    column[d * output.stride[2] + channel * output.stride[1] + r * output.stride[4]] = value;
                   }
                 }
               }

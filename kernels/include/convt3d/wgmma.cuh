@@ -82,69 +82,69 @@ __device__ inline unsigned long long wgmma_operand(unsigned shared_address, unsi
 #define WGMMA_FLOATS_31 WGMMA_FLOATS_30, "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123])
 #define WGMMA_FLOATS_32 WGMMA_FLOATS_31, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 #define WGMMA_ENDS_1 "}, %4, %5, p, 1, 1"
-#define WGMMA_N_1 "n8"
+#define WGMMA_HEAD_1 "{.reg .pred p; setp.ne.u32 p, %6, 0; wgmma.mma_async.sync.aligned.m64n8"
 #define WGMMA_ENDS_2 "}, %8, %9, p, 1, 1"
-#define WGMMA_N_2 "n16"
+#define WGMMA_HEAD_2 "{.reg .pred p; setp.ne.u32 p, %10, 0; wgmma.mma_async.sync.aligned.m64n16"
 #define WGMMA_ENDS_3 "}, %12, %13, p, 1, 1"
-#define WGMMA_N_3 "n24"
+#define WGMMA_HEAD_3 "{.reg .pred p; setp.ne.u32 p, %14, 0; wgmma.mma_async.sync.aligned.m64n24"
 #define WGMMA_ENDS_4 "}, %16, %17, p, 1, 1"
-#define WGMMA_N_4 "n32"
+#define WGMMA_HEAD_4 "{.reg .pred p; setp.ne.u32 p, %18, 0; wgmma.mma_async.sync.aligned.m64n32"
 #define WGMMA_ENDS_5 "}, %20, %21, p, 1, 1"
-#define WGMMA_N_5 "n40"
+#define WGMMA_HEAD_5 "{.reg .pred p; setp.ne.u32 p, %22, 0; wgmma.mma_async.sync.aligned.m64n40"
 #define WGMMA_ENDS_6 "}, %24, %25, p, 1, 1"
-#define WGMMA_N_6 "n48"
+#define WGMMA_HEAD_6 "{.reg .pred p; setp.ne.u32 p, %26, 0; wgmma.mma_async.sync.aligned.m64n48"
 #define WGMMA_ENDS_7 "}, %28, %29, p, 1, 1"
-#define WGMMA_N_7 "n56"
+#define WGMMA_HEAD_7 "{.reg .pred p; setp.ne.u32 p, %30, 0; wgmma.mma_async.sync.aligned.m64n56"
 #define WGMMA_ENDS_8 "}, %32, %33, p, 1, 1"
-#define WGMMA_N_8 "n64"
+#define WGMMA_HEAD_8 "{.reg .pred p; setp.ne.u32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64"
 #define WGMMA_ENDS_9 "}, %36, %37, p, 1, 1"
-#define WGMMA_N_9 "n72"
+#define WGMMA_HEAD_9 "{.reg .pred p; setp.ne.u32 p, %38, 0; wgmma.mma_async.sync.aligned.m64n72"
 #define WGMMA_ENDS_10 "}, %40, %41, p, 1, 1"
-#define WGMMA_N_10 "n80"
+#define WGMMA_HEAD_10 "{.reg .pred p; setp.ne.u32 p, %42, 0; wgmma.mma_async.sync.aligned.m64n80"
 #define WGMMA_ENDS_11 "}, %44, %45, p, 1, 1"
-#define WGMMA_N_11 "n88"
+#define WGMMA_HEAD_11 "{.reg .pred p; setp.ne.u32 p, %46, 0; wgmma.mma_async.sync.aligned.m64n88"
 #define WGMMA_ENDS_12 "}, %48, %49, p, 1, 1"
-#define WGMMA_N_12 "n96"
+#define WGMMA_HEAD_12 "{.reg .pred p; setp.ne.u32 p, %50, 0; wgmma.mma_async.sync.aligned.m64n96"
 #define WGMMA_ENDS_13 "}, %52, %53, p, 1, 1"
-#define WGMMA_N_13 "n104"
+#define WGMMA_HEAD_13 "{.reg .pred p; setp.ne.u32 p, %54, 0; wgmma.mma_async.sync.aligned.m64n104"
 #define WGMMA_ENDS_14 "}, %56, %57, p, 1, 1"
-#define WGMMA_N_14 "n112"
+#define WGMMA_HEAD_14 "{.reg .pred p; setp.ne.u32 p, %58, 0; wgmma.mma_async.sync.aligned.m64n112"
 #define WGMMA_ENDS_15 "}, %60, %61, p, 1, 1"
-#define WGMMA_N_15 "n120"
+#define WGMMA_HEAD_15 "{.reg .pred p; setp.ne.u32 p, %62, 0; wgmma.mma_async.sync.aligned.m64n120"
 #define WGMMA_ENDS_16 "}, %64, %65, p, 1, 1"
-#define WGMMA_N_16 "n128"
+#define WGMMA_HEAD_16 "{.reg .pred p; setp.ne.u32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128"
 #define WGMMA_ENDS_17 "}, %68, %69, p, 1, 1"
-#define WGMMA_N_17 "n136"
+#define WGMMA_HEAD_17 "{.reg .pred p; setp.ne.u32 p, %70, 0; wgmma.mma_async.sync.aligned.m64n136"
 #define WGMMA_ENDS_18 "}, %72, %73, p, 1, 1"
-#define WGMMA_N_18 "n144"
+#define WGMMA_HEAD_18 "{.reg .pred p; setp.ne.u32 p, %74, 0; wgmma.mma_async.sync.aligned.m64n144"
 #define WGMMA_ENDS_19 "}, %76, %77, p, 1, 1"
-#define WGMMA_N_19 "n152"
+#define WGMMA_HEAD_19 "{.reg .pred p; setp.ne.u32 p, %78, 0; wgmma.mma_async.sync.aligned.m64n152"
 #define WGMMA_ENDS_20 "}, %80, %81, p, 1, 1"
-#define WGMMA_N_20 "n160"
+#define WGMMA_HEAD_20 "{.reg .pred p; setp.ne.u32 p, %82, 0; wgmma.mma_async.sync.aligned.m64n160"
 #define WGMMA_ENDS_21 "}, %84, %85, p, 1, 1"
-#define WGMMA_N_21 "n168"
+#define WGMMA_HEAD_21 "{.reg .pred p; setp.ne.u32 p, %86, 0; wgmma.mma_async.sync.aligned.m64n168"
 #define WGMMA_ENDS_22 "}, %88, %89, p, 1, 1"
-#define WGMMA_N_22 "n176"
+#define WGMMA_HEAD_22 "{.reg .pred p; setp.ne.u32 p, %90, 0; wgmma.mma_async.sync.aligned.m64n176"
 #define WGMMA_ENDS_23 "}, %92, %93, p, 1, 1"
-#define WGMMA_N_23 "n184"
+#define WGMMA_HEAD_23 "{.reg .pred p; setp.ne.u32 p, %94, 0; wgmma.mma_async.sync.aligned.m64n184"
 #define WGMMA_ENDS_24 "}, %96, %97, p, 1, 1"
-#define WGMMA_N_24 "n192"
+#define WGMMA_HEAD_24 "{.reg .pred p; setp.ne.u32 p, %98, 0; wgmma.mma_async.sync.aligned.m64n192"
 #define WGMMA_ENDS_25 "}, %100, %101, p, 1, 1"
-#define WGMMA_N_25 "n200"
+#define WGMMA_HEAD_25 "{.reg .pred p; setp.ne.u32 p, %102, 0; wgmma.mma_async.sync.aligned.m64n200"
 #define WGMMA_ENDS_26 "}, %104, %105, p, 1, 1"
-#define WGMMA_N_26 "n208"
+#define WGMMA_HEAD_26 "{.reg .pred p; setp.ne.u32 p, %106, 0; wgmma.mma_async.sync.aligned.m64n208"
 #define WGMMA_ENDS_27 "}, %108, %109, p, 1, 1"
-#define WGMMA_N_27 "n216"
+#define WGMMA_HEAD_27 "{.reg .pred p; setp.ne.u32 p, %110, 0; wgmma.mma_async.sync.aligned.m64n216"
 #define WGMMA_ENDS_28 "}, %112, %113, p, 1, 1"
-#define WGMMA_N_28 "n224"
+#define WGMMA_HEAD_28 "{.reg .pred p; setp.ne.u32 p, %114, 0; wgmma.mma_async.sync.aligned.m64n224"
 #define WGMMA_ENDS_29 "}, %116, %117, p, 1, 1"
-#define WGMMA_N_29 "n232"
+#define WGMMA_HEAD_29 "{.reg .pred p; setp.ne.u32 p, %118, 0; wgmma.mma_async.sync.aligned.m64n232"
 #define WGMMA_ENDS_30 "}, %120, %121, p, 1, 1"
-#define WGMMA_N_30 "n240"
+#define WGMMA_HEAD_30 "{.reg .pred p; setp.ne.u32 p, %122, 0; wgmma.mma_async.sync.aligned.m64n240"
 #define WGMMA_ENDS_31 "}, %124, %125, p, 1, 1"
-#define WGMMA_N_31 "n248"
+#define WGMMA_HEAD_31 "{.reg .pred p; setp.ne.u32 p, %126, 0; wgmma.mma_async.sync.aligned.m64n248"
 #define WGMMA_ENDS_32 "}, %128, %129, p, 1, 1"
-#define WGMMA_N_32 "n256"
+#define WGMMA_HEAD_32 "{.reg .pred p; setp.ne.u32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256"
 #define WGMMA_JOIN_(a, b) a##b
 #define WGMMA_JOIN(a, b) WGMMA_JOIN_(a, b)
 // clang-format on
@@ -160,12 +160,13 @@ __device__ inline unsigned long long wgmma_operand(unsigned shared_address, unsi
 #define WGMMA_TAIL ";}"
 #endif
 
-// D += A * B for N = 8 * WGMMA_TILES columns. The sums arrive with `wgmma_wait`; until then they may not be touched.
-__device__ __forceinline__ void wgmma(float* d, unsigned long long a, unsigned long long b, int) {
-  asm volatile("{.reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64" WGMMA_JOIN(WGMMA_N_, WGMMA_TILES)
-                   WGMMA_KIND " {" WGMMA_JOIN(WGMMA_LIST_, WGMMA_TILES) WGMMA_JOIN(WGMMA_ENDS_, WGMMA_TILES) WGMMA_TAIL
+// D = A * B, plus D if `accumulate`, for N = 8 * WGMMA_TILES columns. The sums arrive with `wgmma_wait`; until then they may not
+// be touched.
+__device__ __forceinline__ void wgmma(float* d, unsigned long long a, unsigned long long b, unsigned accumulate, int) {
+  asm volatile(WGMMA_JOIN(WGMMA_HEAD_, WGMMA_TILES) WGMMA_KIND " {" WGMMA_JOIN(WGMMA_LIST_, WGMMA_TILES)
+                   WGMMA_JOIN(WGMMA_ENDS_, WGMMA_TILES) WGMMA_TAIL
                : WGMMA_JOIN(WGMMA_FLOATS_, WGMMA_TILES)
-               : "l"(a), "l"(b));
+               : "l"(a), "l"(b), "r"(accumulate));
 }
 
 // Before the first wgmma after the accumulators were touched by other instructions.

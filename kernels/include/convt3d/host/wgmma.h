@@ -10,6 +10,7 @@ struct PendingProduct {
   uint64_t a, b;
   float* d;
   int columns;
+  bool accumulate;
   unsigned group;
 };
 
@@ -63,7 +64,7 @@ inline void multiply(const PendingProduct& product) {
     for (int column = 0; column < 2; ++column) {
       load_operand(product.b, tile * 8 + lane % 4 * 2 + column, b);
       for (int half = 0; half < 2; ++half) {
-        double sum = product.d[tile * 4 + half * 2 + column];
+        double sum = product.accumulate ? product.d[tile * 4 + half * 2 + column] : 0.0f;
         for (int k = 0; k < operand_k; ++k) sum += static_cast<double>(a[half][k]) * b[k];
         product.d[tile * 4 + half * 2 + column] = static_cast<float>(sum);
       }
@@ -73,13 +74,13 @@ inline void multiply(const PendingProduct& product) {
 
 }  // namespace convt3d_host
 
-inline void wgmma(float* d, unsigned long long a, unsigned long long b, int columns) {
+inline void wgmma(float* d, unsigned long long a, unsigned long long b, unsigned accumulate, int columns) {
   convt3d_host::ProductQueue& queue = convt3d_host::product_queue();
   if (queue.count == sizeof queue.products / sizeof *queue.products) {
     convt3d_host::describe_failure("more than %u wgmma without a wait", queue.count);
     convt3d_host::abandon_block();
   }
-  queue.products[queue.count++] = {a, b, d, columns, queue.committed};
+  queue.products[queue.count++] = {a, b, d, columns, accumulate != 0, queue.committed};
 }
 
 // `.sync.aligned`: the lanes of a warp meet, and one that is elsewhere is reported.
