@@ -6,13 +6,15 @@ architectures = ["sm_90a"]
 [specialize]
 SLOTS = "kernel_d"
 STEP = "stride_d // gcd(stride_d, dilation_d)"
-CLASSES_W = "stride_w // gcd(stride_w, dilation_w)"
-SLOT_TILES = "ceil_div(ceil_div(out_channels_per_group, 8), ceil_div(ceil_div(out_channels_per_group, 8), max(1, min(ACCUMULATORS // (4 * SLOTS * CLASSES_W * TILES_M * (1 + split)), 32 // SLOTS))))"
-WGMMA_TILES = "SLOTS * SLOT_TILES"
+MERGED_W = "stride_w if dilation_w == 1 and kernel_w % stride_w == 0 and SLOTS * stride_w <= 32 else 1"
+CLASSES_W = "stride_w // gcd(stride_w, dilation_w) // MERGED_W"
+SLOT_TILES = "ceil_div(ceil_div(out_channels_per_group, 8), ceil_div(ceil_div(out_channels_per_group, 8), max(1, min(ACCUMULATORS // (4 * SLOTS * MERGED_W * CLASSES_W * TILES_M * (1 + split)), 32 // (SLOTS * MERGED_W)))))"
+WGMMA_TILES = "SLOTS * MERGED_W * SLOT_TILES"
 
 [constants]
 slots = "SLOTS"
 step = "STEP"
+merged_w = "MERGED_W"
 classes_w = "CLASSES_W"
 slot_tiles = "SLOT_TILES"
 tile_m = "CONSUMERS * TILES_M * 64"
@@ -34,17 +36,22 @@ steps = "ceil_div(output_d + padding_d, chains * stride_d) - first_step"
 classes_h = "min(stride_h // gcd(stride_h, dilation_h), kernel_h)"
 channel_tiles = "ceil_div(out_channels_per_group, 8 * SLOT_TILES)"
 chunks = "ceil_div(in_channels_per_group, CHUNK)"
-slab_bytes = "CHUNK * SLOTS * SLOT_TILES * 8 * itemsize * (1 + split)"
+slab_bytes = "CHUNK * WGMMA_TILES * 8 * itemsize * (1 + split)"
+taps_hw = "kernel_h * kernel_w // MERGED_W"
+shared_limit = "231424 - 4 * positions"
 stage_bytes = "positions * CHUNK * itemsize * (1 + split)"
-stages = "3 if 3 * stage_bytes + 4 * slab_bytes <= 231424 else 2"
-slabs = "min(58, kernel_h * kernel_w * chunks, (231424 - stages * stage_bytes) // slab_bytes)"
-weight_slabs = "groups * channel_tiles * kernel_h * kernel_w * chunks"
+raw_length = "positions + 4 * (16 // itemsize)"
+raw_bytes = "CHUNK * raw_length * itemsize"
+stages = "2"
+raws = "2 if rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * slab_bytes <= shared_limit else 0"
+slabs = "min(58, taps_hw * chunks, (shared_limit - stages * stage_bytes - raws * raw_bytes) // slab_bytes)"
+weight_slabs = "groups * channel_tiles * taps_hw * chunks"
 columns = "groups * channel_tiles * m_tiles * chains"
 uncovered = "gcd(stride_d, dilation_d) > 1 or classes_h < stride_h"
 
 [restrictions]
-"SLOTS <= 32 and 4 * SLOTS * CLASSES_W * TILES_M * (1 + split) <= ACCUMULATORS" = "kernel_d and stride_w ask for more sums than a thread has registers"
-"slabs >= min(2, kernel_h * kernel_w * chunks)" = "a tile of the input and its weights pass the shared memory"
+"SLOTS <= 32 and 4 * SLOTS * MERGED_W * CLASSES_W * TILES_M * (1 + split) <= ACCUMULATORS" = "kernel_d and stride_w ask for more sums than a thread has registers"
+"slabs >= min(2, taps_hw * chunks)" = "a tile of the input and its weights pass the shared memory"
 "m_count <= 1000000000 and columns * steps * kernel_h <= 1000000000000" = "the volume passes its 32-bit tile offsets"
 
 [workspace]
@@ -66,7 +73,7 @@ block = 256
 symbol = "convt3d_fprop_rolling_wgmma"
 grid = "min(multiprocessors, columns * steps * kernel_h) if batch > 0 else 0"
 block = "(CONSUMERS + PRODUCERS) * 128"
-shared_bytes = "1024 + stages * stage_bytes + slabs * slab_bytes"
+shared_bytes = "1024 + stages * stage_bytes + raws * raw_bytes + slabs * slab_bytes + 4 * positions"
 */
 // The transposed convolution as matrix products of Hopper's warpgroups, rolling along the depth.
 //
@@ -78,9 +85,10 @@ shared_bytes = "1024 + stages * stage_bytes + slabs * slab_bytes"
 // so that whole output rows are written; those of h are columns of work of their own.
 //
 // A block stays on its multiprocessor and takes an equal share of all (column, plane) steps. Two warpgroups multiply; the others
-// feed them: all warps but one load the input, round it and store it in 16-byte cells [channel / 4][position][channel % 4]
-// (16-bit types: 8 channels), the last one copies slabs of packed weights, one tap x CHUNK channels each. If all slabs of a
-// column fit in shared memory they are copied once.
+// feed them. One warp copies stretches of input planes in bulk, CHUNK channels at a time; most warps round them and turn them
+// into 16-byte cells [channel / 4][position][channel % 4] (16-bit types: 8 channels); where planes cannot be copied in bulk
+// (channels_last, odd sizes) they read the input themselves. The last warp copies slabs of packed weights, one tap x CHUNK
+// channels each. If all slabs of a column fit in shared memory they are copied once.
 #include "convt3d.cuh"
 #include "convt3d/wgmma.cuh"
 
@@ -105,6 +113,9 @@ shared_bytes = "1024 + stages * stage_bytes + slabs * slab_bytes"
 #endif
 #ifndef STEP
 #define STEP 1
+#endif
+#ifndef MERGED_W
+#define MERGED_W 1
 #endif
 #ifndef CLASSES_W
 #define CLASSES_W 1
@@ -133,7 +144,7 @@ constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
 constexpr int CELLS = CHUNK / VECTOR;
 constexpr int K_STEPS = CHUNK * static_cast<int>(sizeof(scalar_t)) / 32;
 constexpr int BATCH = 2;  // cells a loader has in flight: it has few registers
-constexpr int LOADERS = PRODUCERS * 128 - 32;
+constexpr int LOADERS = PRODUCERS * 128 - 64;
 static_assert(CHUNK % (32 / sizeof(scalar_t)) == 0, "a chunk is a number of products deep, two cells each");
 
 struct alignas(16) Cell {
@@ -176,29 +187,30 @@ struct ClassTaps {
   __device__ int count(int kernel, int first) const { return first < kernel ? (kernel - 1 - first) / period + 1 : 0; }
 };
 
-// ---- packing: slabs [group][channel tile][h class][chunk][tap h][w class][tap w] of cells [part][cell][slot, channel] ----
+// ---- packing: slabs [group][channel tile][h class][chunk][tap h][w class][tap w] of cells [part][cell][slot, w class, channel].
+// Where every class of w has as many taps, all at the same offsets, the classes are columns of one product instead. ----
 
 extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, const View<const scalar_t> weight,
                                                        accum_t* __restrict__ packed_weight, const int channel_tiles,
-                                                       const int chunks, const int slots, const int slot_tiles) {
-  const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2];
+                                                       const int chunks, const int slots, const int merged_w,
+                                                       const int slot_tiles) {
+  const int kernel_h = problem.kernel_size[1], taps = problem.kernel_size[2] / merged_w;  // of w, in slabs of their own
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int slabs = kernel_h * kernel_w * chunks;
+  const int slabs = kernel_h * taps * chunks;
   const int tile = static_cast<int>(blockIdx.x) / slabs % channel_tiles, group = static_cast<int>(blockIdx.x) / slabs / channel_tiles;
   const ClassTaps taps_h(problem, 1), taps_w(problem, 2);
   int rest = static_cast<int>(blockIdx.x) % slabs, first_h = 0, first_w = 0;
-  while (rest >= taps_h.count(kernel_h, first_h) * kernel_w * chunks) rest -= taps_h.count(kernel_h, first_h++) * kernel_w * chunks;
-  const int in_chunk = taps_h.count(kernel_h, first_h) * kernel_w;
-  const int chunk = rest / in_chunk, th = first_h + rest % in_chunk / kernel_w * taps_h.period;
-  rest = rest % kernel_w;
-  while (rest >= taps_w.count(kernel_w, first_w)) rest -= taps_w.count(kernel_w, first_w++);
-  const int tw = first_w + rest * taps_w.period;
+  while (rest >= taps_h.count(kernel_h, first_h) * taps * chunks) rest -= taps_h.count(kernel_h, first_h++) * taps * chunks;
+  const int in_chunk = taps_h.count(kernel_h, first_h) * taps;
+  const int chunk = rest / in_chunk, th = first_h + rest % in_chunk / taps * taps_h.period;
+  rest = rest % taps;
+  while (merged_w == 1 && rest >= taps_w.count(taps, first_w)) rest -= taps_w.count(taps, first_w++);
 
-  const int columns = slots * slot_tiles * 8;
+  const int channels = slot_tiles * 8, columns = slots * merged_w * channels;
   Cell* slab = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(blockIdx.x) * (PARTS * CELLS * columns);
   for (int i = static_cast<int>(threadIdx.x); i < CELLS * columns; i += static_cast<int>(blockDim.x)) {
-    const int ci = chunk * CHUNK + i / columns * VECTOR, slot = i % columns / (slot_tiles * 8);
-    const int co = tile * slot_tiles * 8 + i % (slot_tiles * 8);
+    const int ci = chunk * CHUNK + i / columns * VECTOR, co = tile * channels + i % channels;
+    const int slot = i % columns / (merged_w * channels), tw = first_w + i / channels % merged_w + rest * taps_w.period;
     scalar_t values[VECTOR];
     for (int v = 0; v < VECTOR; ++v) {
       const bool live = ci + v < in_channels && co < out_channels;
@@ -284,6 +296,29 @@ struct Walk {
   }
 };
 
+// Which elements of a plane the positions [origin, origin + positions) hold: [first, first + count) of volume n, then
+// [0, next) of volume n + 1. Ends are rounded outwards to 16 bytes.
+struct PlaneRange {
+  int n, first, count, next;
+
+  __device__ PlaneRange(const Problem& problem, int origin, int positions, int rows, int pitch) {
+    const int volume = rows * pitch, begin = origin > 0 ? origin : 0;
+    n = begin / volume;
+    first = before(problem, begin - n * volume, pitch) / VECTOR * VECTOR;
+    const int end = origin + positions - n * volume;
+    count = n < problem.batch ? whole_cells(before(problem, end < volume ? end : volume, pitch) - first) : 0;
+    next = end > volume && n + 1 < problem.batch ? whole_cells(before(problem, end - volume, pitch)) : 0;
+  }
+
+  // How many elements of the plane lie before a position.
+  __device__ static int before(const Problem& problem, int position, int pitch) {
+    const int row = position / pitch, w = position % pitch, width = problem.input_size[2];
+    return row < problem.input_size[1] ? row * width + (w < width ? w : width) : problem.input_size[1] * width;
+  }
+
+  __device__ static int whole_cells(int elements) { return ceil_div(elements, VECTOR) * VECTOR; }
+};
+
 // A ring of shared-memory buffers: `full` and `empty` barriers, and how often it has gone round.
 struct Ring {
   Mbarrier *full, *empty;
@@ -298,27 +333,87 @@ struct Ring {
   }
 };
 
+// Rows without gaps and planes that begin and end on 16 bytes: the input can be copied in bulk.
+__device__ inline bool takes_whole_planes(const Problem& problem, const View<const scalar_t>& input) {
+  const index_t width = problem.input_size[2];
+  return input.stride[4] == 1 && input.stride[3] == width && problem.input_size[1] * width % VECTOR == 0 &&
+         input.stride[0] % VECTOR == 0 && input.stride[1] % VECTOR == 0 && input.stride[2] % VECTOR == 0 &&
+         reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
+}
+
+// Four or eight consecutive channels of one position each.
+__device__ inline bool takes_whole_cells(const Problem& problem, const View<const scalar_t>& input) {
+  return input.stride[1] == 1 && problem.in_channels / problem.groups % VECTOR == 0 && input.stride[0] % VECTOR == 0 &&
+         input.stride[2] % VECTOR == 0 && input.stride[3] % VECTOR == 0 && input.stride[4] % VECTOR == 0 &&
+         reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
+}
+
+// Where a loader finds the input: copied in bulk to shared memory, or in global memory as whole cells or anyhow.
+enum Source { RAW_COPY, WHOLE_CELLS, ANY_STRIDES };
+
+template <Source source>
+struct SourceTag {
+  static constexpr Source kind = source;
+};
+
+// Turn `live` channels of one position into its cells, zeros where it is not `inside`.
+template <Source kind, class Step>
+__device__ __forceinline__ void fill_cells(Cell* cells, int positions, const scalar_t* source, Step channel_step, bool inside,
+                                           int live) {
+#pragma unroll(kind == RAW_COPY ? CELLS / BATCH : 1)
+  for (int first = 0; first < CELLS; first += BATCH) {
+    scalar_t values[BATCH][VECTOR];
+#pragma unroll
+    for (int cell = 0; cell < BATCH; ++cell) {
+      if (kind == WHOLE_CELLS) {
+        Cell loaded = {};
+        const int c = (first + cell) * VECTOR;
+        if (inside && c < live) loaded = *reinterpret_cast<const Cell*>(source + c);
+        memcpy(values[cell], &loaded, 16);
+      } else {
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) {
+          const int c = (first + cell) * VECTOR + v;
+          values[cell][v] = inside && c < live ? source[c * channel_step] : zero_scalar();
+        }
+      }
+    }
+#pragma unroll
+    for (int cell = 0; cell < BATCH; ++cell) {
+      Cell high, low;
+      round_cell(values[cell], high, low);
+      cells[(first + cell) * positions] = high;
+      if (PARTS == 2) cells[(CELLS + first + cell) * positions] = low;
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
     convt3d_fprop_rolling_wgmma(const Problem problem, const View<const scalar_t> input,
                                 const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                const View<scalar_t> output, const int slots, const int step, const int classes_w,
-                                const int slot_tiles, const int rows, const int pitch, const int m_first, const int m_tiles,
+                                const View<scalar_t> output, const int slots, const int step, const int merged_w,
+                                const int classes_w, const int slot_tiles, const int taps_hw, const int rows, const int pitch, const int m_first, const int m_tiles,
                                 const int positions, const int offset_h, const int offset_w, const int chains,
                                 const int first_step, const int steps, const int channel_tiles, const int chunks,
-                                const int stages, const int slabs, const int slab_bytes, const int stage_bytes) {
+                                const int stages, const int slabs, const int raws, const int slab_bytes, const int stage_bytes,
+                                const int raw_length) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
-  const int class_count = SPECIALIZED(CLASSES_W, classes_w), channels8 = SPECIALIZED(SLOT_TILES, slot_tiles);
-  const int columns8 = slot_count * channels8;  // of 8 columns each
-  const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2];
+  const int merged = SPECIALIZED(MERGED_W, merged_w), class_count = SPECIALIZED(CLASSES_W, classes_w);
+  const int channels8 = SPECIALIZED(SLOT_TILES, slot_tiles), slot8 = merged * channels8;
+  const int columns8 = slot_count * slot8;  // of 8 columns each
+  const int kernel_h = problem.kernel_size[1], slab_taps = taps_hw / kernel_h;
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const ClassTaps taps_h(problem, 1), taps_w(problem, 2);
 
-  Ring stage(reinterpret_cast<Mbarrier*>(shared), stages), slab(stage.full + 2 * stages, slabs);
+  Ring stage(reinterpret_cast<Mbarrier*>(shared), stages), slab(stage.full + 2 * stages, slabs), raw(slab.full + 2 * slabs, raws);
   unsigned char* const stage_memory = shared + 1024;
   unsigned char* const slab_memory = stage_memory + stages * stage_bytes;
+  scalar_t* const raw_memory = reinterpret_cast<scalar_t*>(slab_memory + slabs * slab_bytes);
+  int* const raw_index = reinterpret_cast<int*>(raw_memory + raws * CHUNK * raw_length);
+  const bool whole_planes = raws > 0 && takes_whole_planes(problem, input);
   // All weights of a column fit: they are copied when it begins and stay.
-  const bool resident = slabs == kernel_h * kernel_w * chunks && taps_h.count(kernel_h, 0) == kernel_h;
+  const bool resident = slabs == taps_hw * chunks && taps_h.count(kernel_h, 0) == kernel_h;
 
   const int warpgroup = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
@@ -329,6 +424,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
     for (int i = 0; i < slabs; ++i) {
       mbarrier_init(slab.full + i, 1);
       mbarrier_init(slab.empty + i, CONSUMERS * 4);
+    }
+    for (int i = 0; i < raws; ++i) {
+      mbarrier_init(raw.full + i, 1);
+      mbarrier_init(raw.empty + i, LOADERS / 32);
     }
     mbarrier_fence_init();
   }
@@ -344,53 +443,86 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
 #endif
     const int loader = static_cast<int>(threadIdx.x) - CONSUMERS * 128;
     if (loader < LOADERS) {
-      const bool whole_cells = input.stride[1] == 1 && in_channels % VECTOR == 0 && problem.batch > 0 &&
-                               reinterpret_cast<unsigned long long>(input.data) % 16 == 0 && input.stride[0] % VECTOR == 0 &&
-                               input.stride[2] % VECTOR == 0 && input.stride[3] % VECTOR == 0 && input.stride[4] % VECTOR == 0;
-      while (walk.next(segment)) {
+      const auto load = [&](auto tag) {
+        constexpr Source kind = decltype(tag)::kind;
+        while (walk.next(segment)) {
+          const int origin = m_first + segment.m_tile * tile_rows - (offset_h * pitch + offset_w);
+          if (kind == RAW_COPY) {  // where this thread finds its positions in the copy, the same for all planes and chunks
+            const PlaneRange range(problem, origin, positions, rows, pitch);
+            for (int position = loader; position < positions; position += LOADERS) {
+              const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
+              const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
+              const int element = h * problem.input_size[2] + w;
+              raw_index[position] = !inside ? -1 : n == range.n ? element - range.first : range.count + element;
+            }
+          }
+          for (int s = segment.first; s < segment.end; ++s) {
+            const int plane = segment.chain + (first_step + s) * chains;
+            if (plane < 0 || plane >= problem.input_size[0]) continue;
+            for (int chunk = 0; chunk < chunks; ++chunk) {
+              const int live = in_channels - chunk * CHUNK;
+              if (kind == RAW_COPY) mbarrier_wait_patiently(raw.full + raw.slot, raw.parity);
+              mbarrier_wait_patiently(stage.empty + stage.slot, stage.parity ^ 1u);
+              Cell* cells = reinterpret_cast<Cell*>(stage_memory + stage.slot * stage_bytes);
+              for (int position = loader; position < positions; position += LOADERS) {
+                if (kind == RAW_COPY) {
+                  const int index = raw_index[position];
+                  fill_cells<kind>(cells + position, positions, raw_memory + raw.slot * CHUNK * raw_length + index, raw_length,
+                                   index >= 0, live);
+                } else {
+                  const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
+                  const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
+                  fill_cells<kind>(cells + position, positions,
+                                   input.at(n, segment.group * in_channels + chunk * CHUNK, plane, h, w), input.stride[1], inside,
+                                   live);
+                }
+              }
+              fence_async();
+              __syncwarp();
+              if (lane == 0) {
+                mbarrier_arrive(stage.full + stage.slot);
+                if (kind == RAW_COPY) mbarrier_arrive(raw.empty + raw.slot);
+              }
+              stage.advance();
+              if (kind == RAW_COPY) raw.advance();
+            }
+          }
+        }
+      };
+      if (whole_planes) {
+        load(SourceTag<RAW_COPY>{});
+      } else if (takes_whole_cells(problem, input)) {
+        load(SourceTag<WHOLE_CELLS>{});
+      } else {
+        load(SourceTag<ANY_STRIDES>{});
+      }
+    } else if (loader < LOADERS + 32) {
+      while (whole_planes && walk.next(segment)) {
         const int origin = m_first + segment.m_tile * tile_rows - (offset_h * pitch + offset_w);
+        const PlaneRange range(problem, origin, positions, rows, pitch);
         for (int s = segment.first; s < segment.end; ++s) {
           const int plane = segment.chain + (first_step + s) * chains;
           if (plane < 0 || plane >= problem.input_size[0]) continue;
           for (int chunk = 0; chunk < chunks; ++chunk) {
-            mbarrier_wait(stage.empty + stage.slot, stage.parity ^ 1u);
-            Cell* cells = reinterpret_cast<Cell*>(stage_memory + stage.slot * stage_bytes);
-            const int live = in_channels - chunk * CHUNK;
-            for (int position = loader; position < positions; position += LOADERS) {
-              const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
-              const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
-              const scalar_t* source = input.at(n, segment.group * in_channels + chunk * CHUNK, plane, h, w);
-#pragma unroll 1
-              for (int first = 0; first < CELLS; first += BATCH) {
-                scalar_t values[BATCH][VECTOR];
-                if (whole_cells) {
-#pragma unroll
-                  for (int cell = 0; cell < BATCH; ++cell) {
-                    Cell loaded = {};
-                    const int c = (first + cell) * VECTOR;
-                    if (inside && c < live) loaded = *reinterpret_cast<const Cell*>(source + c);
-                    memcpy(values[cell], &loaded, 16);
-                  }
-                } else {
-#pragma unroll
-                  for (int i = 0; i < BATCH * VECTOR; ++i) {
-                    const int c = first * VECTOR + i;
-                    values[i / VECTOR][i % VECTOR] = inside && c < live ? source[c * input.stride[1]] : zero_scalar();
-                  }
-                }
-#pragma unroll
-                for (int cell = 0; cell < BATCH; ++cell) {
-                  Cell high, low;
-                  round_cell(values[cell], high, low);
-                  cells[(first + cell) * positions + position] = high;
-                  if (PARTS == 2) cells[(CELLS + first + cell) * positions + position] = low;
-                }
+            const int live = in_channels - chunk * CHUNK < CHUNK ? in_channels - chunk * CHUNK : CHUNK;
+            mbarrier_wait_patiently(raw.empty + raw.slot, raw.parity ^ 1u);
+            if (lane == 0) {
+              mbarrier_arrive_expect(raw.full + raw.slot,
+                                     static_cast<unsigned>(live * (range.count + range.next)) * sizeof(scalar_t));
+            }
+            __syncwarp();
+            if (lane < live) {
+              const scalar_t* source = input.at(range.n, segment.group * in_channels + chunk * CHUNK + lane, plane, 0, 0);
+              scalar_t* target = raw_memory + (raw.slot * CHUNK + lane) * raw_length;
+              if (range.count > 0) {
+                bulk_copy(target, source + range.first, static_cast<unsigned>(range.count) * sizeof(scalar_t), raw.full + raw.slot);
+              }
+              if (range.next > 0) {
+                bulk_copy(target + range.count, source + input.stride[0], static_cast<unsigned>(range.next) * sizeof(scalar_t),
+                          raw.full + raw.slot);
               }
             }
-            fence_async();
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(stage.full + stage.slot);
-            stage.advance();
+            raw.advance();
           }
         }
       }
@@ -398,16 +530,16 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
       int held = -1;
       while (walk.next(segment)) {
         const int tile = segment.group * channel_tiles + segment.channel_tile;
-        const int per_chunk = taps_h.count(kernel_h, segment.class_h) * kernel_w;
-        index_t first_slab = static_cast<index_t>(tile) * (kernel_h * kernel_w * chunks);
-        for (int c = 0; c < segment.class_h; ++c) first_slab += taps_h.count(kernel_h, c) * kernel_w * chunks;
+        const int per_chunk = taps_h.count(kernel_h, segment.class_h) * slab_taps;
+        index_t first_slab = static_cast<index_t>(tile) * (taps_hw * chunks);
+        for (int c = 0; c < segment.class_h; ++c) first_slab += taps_h.count(kernel_h, c) * slab_taps * chunks;
         const unsigned char* source = reinterpret_cast<const unsigned char*>(packed_weight) + first_slab * slab_bytes;
         for (int s = segment.first; s < segment.end; ++s) {
           const int plane = segment.chain + (first_step + s) * chains;
           if (plane < 0 || plane >= problem.input_size[0] || (resident && held == tile)) continue;
           held = tile;
           for (int i = 0; i < per_chunk * chunks; ++i) {
-            mbarrier_wait(slab.empty + slab.slot, slab.parity ^ 1u);
+            mbarrier_wait_patiently(slab.empty + slab.slot, slab.parity ^ 1u);
             mbarrier_arrive_expect(slab.full + slab.slot, static_cast<unsigned>(slab_bytes));
             bulk_copy(slab_memory + slab.slot * slab_bytes, source + static_cast<index_t>(i) * slab_bytes,
                       static_cast<unsigned>(slab_bytes), slab.full + slab.slot);
@@ -463,7 +595,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
             const int row_offset = (offset_h - class_offset_h - jh * taps_h.offset_step) * pitch;
 #pragma unroll
             for (int jw = 0; jw < class_count; ++jw) {
-              const int class_taps_w = taps_w.count(kernel_w, jw), class_offset_w = jw * problem.dilation[2] / problem.stride[2];
+              const int class_taps_w = merged > 1 ? slab_taps : taps_w.count(slab_taps, jw);
+              const int class_offset_w = jw * problem.dilation[2] / problem.stride[2];
               for (int i = 0; i < class_taps_w; ++i) {
                 if (!resident || fresh) mbarrier_wait(slab.full + slab.slot, resident ? resident_parity : slab.parity);
                 const unsigned a = tile_address + static_cast<unsigned>(row_offset + offset_w - class_offset_w -
@@ -499,7 +632,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
             wgmma_wait<0>();
 #pragma unroll
             for (int jw = 0; jw < class_count; ++jw) {
-              if (taps_w.count(kernel_w, jw) == 0) continue;
+              if (merged == 1 && taps_w.count(slab_taps, jw) == 0) continue;
 #pragma unroll
               for (int i = 0; i < TILES_M * columns8 * 4; ++i) {
                 sums[jw * TILES_M * columns8 * 4 + i] += parts[jw * TILES_M * columns8 * 4 + i];
@@ -543,9 +676,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
                 if (first_channel + channel < out_channels) {
                   const accum_t start = bias == nullptr ? 0.0f : to_accum(column_bias[channel]);
 #pragma unroll
-                  for (int jw = 0; jw < class_count; ++jw) {
+                  for (int jw = 0; jw < class_count * merged; ++jw) {
                     const int residue_w = jw * problem.dilation[2] % problem.stride[2];
-                    const float sum = sums[((jw * TILES_M + m) * columns8 + t * channels8 + i / 2) * 4 + half * 2 + i % 2];
+                    const int product = jw / merged * TILES_M + m, column8 = t * slot8 + jw % merged * channels8 + i / 2;
+                    const float sum = sums[(product * columns8 + column8) * 4 + half * 2 + i % 2];
                     if (w + residue_w >= 0 && w + residue_w < problem.output_size[2]) {
                       target[residue_w * output.stride[4]] = to_scalar(sum + start);
                     }
@@ -555,7 +689,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
               }
             }
             // Bias alone: residues of w and planes that no tap reaches.
-            if (class_count < problem.stride[2] || slot_count < flush) {
+            if (class_count * merged < problem.stride[2] || slot_count < flush) {
               for (int t = 0; t < flush; ++t) {
                 const int d = first_plane + t * problem.dilation[0];
                 if (d < 0 || d >= problem.output_size[0]) continue;
@@ -563,7 +697,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
                   const int channel = i / 2 * 8 + i % 2;
                   const scalar_t value = bias == nullptr ? zero_scalar() : column_bias[channel];
                   for (int r = 0; r < problem.stride[2]; ++r) {
-                    const bool stored = t < slot_count && r % (problem.stride[2] / class_count) == 0;
+                    const bool stored = t < slot_count && r % (problem.stride[2] / (class_count * merged)) == 0;
                     if (stored || w + r < 0 || w + r >= problem.output_size[2]) continue;
                     column[d * output.stride[2] + channel * output.stride[1] + r * output.stride[4]] = value;
                   }
@@ -577,7 +711,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
       for (int i = 0; i < class_count * TILES_M; ++i) {
 #pragma unroll
         for (int j = 0; j < columns8 * 4; ++j) {
-          const int from = j + flush * channels8 * 4;
+          const int from = j + flush * slot8 * 4;
           sums[i * columns8 * 4 + j] = from < columns8 * 4 ? sums[i * columns8 * 4 + from] : 0.0f;
         }
       }

@@ -68,6 +68,7 @@ def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     options = (
         f"-arch={arch}",
         "--std=c++17",
+        "--device-as-default-execution-space",  # lambdas and helpers need no __device__
         "--ptxas-options=-v",
         "--generate-line-info",
         f"-I{include_directory()}",

@@ -35,6 +35,19 @@ __device__ __forceinline__ void mbarrier_wait(Mbarrier* barrier, unsigned parity
       : "memory");
 }
 
+// The same for those who have time: asking again and again takes issue slots and shared memory from the others.
+__device__ __forceinline__ void mbarrier_wait_patiently(Mbarrier* barrier, unsigned parity) {
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra through;\n"
+      "nanosleep.u32 64;\n"
+      "bra again;\n"
+      "through:}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
 // Copy `bytes`, a multiple of 16 between 16-byte aligned places, and count them in at the barrier.
 __device__ __forceinline__ void bulk_copy(void* target, const void* source, unsigned bytes, Mbarrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -121,6 +121,11 @@ inline void mbarrier_wait(Mbarrier* barrier, unsigned parity, const char* file =
   convt3d_host::wait_for_phase(barrier, parity, {file, line, "mbarrier_wait"});
 }
 
+inline void mbarrier_wait_patiently(Mbarrier* barrier, unsigned parity, const char* file = __builtin_FILE(),
+                                    int line = __builtin_LINE()) {
+  convt3d_host::wait_for_phase(barrier, parity, {file, line, "mbarrier_wait_patiently"});
+}
+
 inline void bulk_copy(void* target, const void* source, unsigned bytes, Mbarrier* barrier, const char* file = __builtin_FILE(),
                       int line = __builtin_LINE()) {
   using namespace convt3d_host;
