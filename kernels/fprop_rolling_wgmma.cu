@@ -66,7 +66,7 @@ block = 256
 [[launch]]
 symbol = "convt3d_fill_uncovered"
 when = "uncovered"
-grid = "ceil_div(batch * out_channels * output_d * output_h, 8)"
+grid = "batch * ceil_div(out_channels, 8) * output_d"
 block = 256
 
 [[launch]]
@@ -225,19 +225,38 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
 // ---- outputs that no tap reaches, whole rows of them: bias alone ----
 
 extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const scalar_t* __restrict__ bias,
-                                                  const View<scalar_t> output) {
-  index_t row = static_cast<index_t>(blockIdx.x) * 8 + threadIdx.x / 32;
-  const int h = static_cast<int>(row % problem.output_size[1]);
-  row /= problem.output_size[1];
-  const int d = static_cast<int>(row % problem.output_size[0]);
-  row /= problem.output_size[0];
-  const int c = static_cast<int>(row % problem.out_channels), n = static_cast<int>(row / problem.out_channels);
-  if (n >= problem.batch) return;
-  const AxisClass class_h = axis_class(problem, 1, (h + problem.padding[1]) % problem.stride[1]);
-  const int gcd = problem.stride[0] / ClassTaps(problem, 0).period;
-  if ((d + problem.padding[0]) % gcd == 0 && class_h.taps > 0) return;
-  const scalar_t value = bias == nullptr ? zero_scalar() : bias[c];
-  for (int w = static_cast<int>(threadIdx.x % 32); w < problem.output_size[2]; w += 32) *output.at(n, c, d, h, w) = value;
+                                                  const View<scalar_t> output, const int classes_h) {
+  const int channel_tiles = ceil_div(problem.out_channels, 8);
+  unsigned block = blockIdx.x;
+  const int d = static_cast<int>(block % problem.output_size[0]);
+  block /= problem.output_size[0];
+  const int first = static_cast<int>(block % channel_tiles) * 8, n = static_cast<int>(block / channel_tiles);
+  const int channels = problem.out_channels - first < 8 ? problem.out_channels - first : 8;
+  const int height = problem.output_size[1], width = problem.output_size[2];
+  const bool whole_plane = (d + problem.padding[0]) % (problem.stride[0] / ClassTaps(problem, 0).period) != 0;
+  const bool channels_last = output.stride[1] == 1;
+  // A warp takes a row of one channel, or of all channels where they lie side by side.
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  for (int h = channels_last ? warp : 0; h < height; h += channels_last ? 8 : 1) {
+    bool covered = !whole_plane;
+    if (covered) {
+      covered = false;
+      for (int j = 0; j < classes_h; ++j) {
+        if (j * problem.dilation[1] % problem.stride[1] == (h + problem.padding[1]) % problem.stride[1]) covered = true;
+      }
+    }
+    if (covered) continue;
+    if (channels_last) {
+      scalar_t* row = output.at(n, first, d, h, 0);
+      for (int i = lane; i < width * channels; i += 32) {
+        row[i / channels * output.stride[4] + i % channels] = bias == nullptr ? zero_scalar() : bias[first + i % channels];
+      }
+    } else if (warp < channels) {
+      const scalar_t value = bias == nullptr ? zero_scalar() : bias[first + warp];
+      scalar_t* row = output.at(n, first + warp, d, h, 0);
+      for (int w = lane; w < width; w += 32) row[w * output.stride[4]] = value;
+    }
+  }
 }
 
 // ---- the product ----
@@ -319,12 +338,14 @@ struct PlaneRange {
   __device__ static int whole_cells(int elements) { return ceil_div(elements, VECTOR) * VECTOR; }
 };
 
-// A ring of shared-memory buffers: `full` and `empty` barriers, and how often it has gone round.
+// A ring of shared-memory buffers: addresses of its `full` and `empty` mbarriers, and how often it has gone round.
 struct Ring {
-  Mbarrier *full, *empty;
+  unsigned barriers;
   int size, slot;
   unsigned parity;
-  __device__ Ring(Mbarrier* barriers, int size_) : full(barriers), empty(barriers + size_), size(size_), slot(0), parity(0) {}
+  __device__ Ring(unsigned barriers_, int size_) : barriers(barriers_), size(size_), slot(0), parity(0) {}
+  __device__ unsigned full() const { return barriers + static_cast<unsigned>(slot) * 8; }
+  __device__ unsigned empty() const { return barriers + static_cast<unsigned>(size + slot) * 8; }
   __device__ void advance() {
     if (++slot == size) {
       slot = 0;
@@ -394,7 +415,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
                                 const View<scalar_t> output, const int slots, const int step, const int merged_w,
                                 const int classes_w, const int slot_tiles, const int taps_hw, const int rows, const int pitch, const int m_first, const int m_tiles,
                                 const int positions, const int offset_h, const int offset_w, const int chains,
-                                const int first_step, const int steps, const int channel_tiles, const int chunks,
+                                const int first_step, const int steps, const int classes_h, const int channel_tiles, const int chunks,
                                 const int stages, const int slabs, const int raws, const int slab_bytes, const int stage_bytes,
                                 const int raw_length) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -404,38 +425,34 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
   const int columns8 = slot_count * slot8;  // of 8 columns each
   const int kernel_h = problem.kernel_size[1], slab_taps = taps_hw / kernel_h;
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const ClassTaps taps_h(problem, 1), taps_w(problem, 2);
 
-  Ring stage(reinterpret_cast<Mbarrier*>(shared), stages), slab(stage.full + 2 * stages, slabs), raw(slab.full + 2 * slabs, raws);
   unsigned char* const stage_memory = shared + 1024;
   unsigned char* const slab_memory = stage_memory + stages * stage_bytes;
   scalar_t* const raw_memory = reinterpret_cast<scalar_t*>(slab_memory + slabs * slab_bytes);
   int* const raw_index = reinterpret_cast<int*>(raw_memory + raws * CHUNK * raw_length);
+  const unsigned base = shared_address(shared), slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
+  Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
+  Ring raw(base + 16 * static_cast<unsigned>(stages + slabs), raws);
   const bool whole_planes = raws > 0 && takes_whole_planes(problem, input);
   // All weights of a column fit: they are copied when it begins and stay.
-  const bool resident = slabs == taps_hw * chunks && taps_h.count(kernel_h, 0) == kernel_h;
+  const bool resident = slabs == taps_hw * chunks && classes_h == 1;
 
   const int warpgroup = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < stages; ++i) {
-      mbarrier_init(stage.full + i, LOADERS / 32);
-      mbarrier_init(stage.empty + i, CONSUMERS * 4);
-    }
-    for (int i = 0; i < slabs; ++i) {
-      mbarrier_init(slab.full + i, 1);
-      mbarrier_init(slab.empty + i, CONSUMERS * 4);
-    }
-    for (int i = 0; i < raws; ++i) {
-      mbarrier_init(raw.full + i, 1);
-      mbarrier_init(raw.empty + i, LOADERS / 32);
+    for (unsigned i = 0; i < static_cast<unsigned>(stages + slabs + raws); ++i) {
+      const bool is_stage = i < static_cast<unsigned>(stages), is_raw = i >= static_cast<unsigned>(stages + slabs);
+      const unsigned size = static_cast<unsigned>(is_stage ? stages : is_raw ? raws : slabs);
+      const unsigned first = is_stage ? 0 : static_cast<unsigned>(is_raw ? stages + slabs : stages);
+      const unsigned full = base + first * 16 + (i - first) * 8;
+      mbarrier_init(full, is_stage ? LOADERS / 32 : 1);
+      mbarrier_init(full + size * 8, is_raw ? LOADERS / 32 : CONSUMERS * 4);
     }
     mbarrier_fence_init();
   }
   __syncthreads();
 
-  Walk walk(problem, channel_tiles, m_tiles, chains, steps, (slot_count - 1) / flush);
+  const int tile_rows = CONSUMERS * TILES_M * 64, warm_up = (slot_count - 1) / flush;
   Segment segment;
-  const int tile_rows = CONSUMERS * TILES_M * 64;
 
   if (warpgroup >= CONSUMERS) {
 #if CONSUMERS == 2 && PRODUCERS == 2
@@ -443,6 +460,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
 #endif
     const int loader = static_cast<int>(threadIdx.x) - CONSUMERS * 128;
     if (loader < LOADERS) {
+      Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
       const auto load = [&](auto tag) {
         constexpr Source kind = decltype(tag)::kind;
         while (walk.next(segment)) {
@@ -461,8 +479,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
             if (plane < 0 || plane >= problem.input_size[0]) continue;
             for (int chunk = 0; chunk < chunks; ++chunk) {
               const int live = in_channels - chunk * CHUNK;
-              if (kind == RAW_COPY) mbarrier_wait_patiently(raw.full + raw.slot, raw.parity);
-              mbarrier_wait_patiently(stage.empty + stage.slot, stage.parity ^ 1u);
+              if (kind == RAW_COPY) mbarrier_wait_patiently(raw.full(), raw.parity);
+              mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
               Cell* cells = reinterpret_cast<Cell*>(stage_memory + stage.slot * stage_bytes);
               for (int position = loader; position < positions; position += LOADERS) {
                 if (kind == RAW_COPY) {
@@ -480,8 +498,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
               fence_async();
               __syncwarp();
               if (lane == 0) {
-                mbarrier_arrive(stage.full + stage.slot);
-                if (kind == RAW_COPY) mbarrier_arrive(raw.empty + raw.slot);
+                mbarrier_arrive(stage.full());
+                if (kind == RAW_COPY) mbarrier_arrive(raw.empty());
               }
               stage.advance();
               if (kind == RAW_COPY) raw.advance();
@@ -497,6 +515,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
         load(SourceTag<ANY_STRIDES>{});
       }
     } else if (loader < LOADERS + 32) {
+      Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
       while (whole_planes && walk.next(segment)) {
         const int origin = m_first + segment.m_tile * tile_rows - (offset_h * pitch + offset_w);
         const PlaneRange range(problem, origin, positions, rows, pitch);
@@ -505,21 +524,20 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
           if (plane < 0 || plane >= problem.input_size[0]) continue;
           for (int chunk = 0; chunk < chunks; ++chunk) {
             const int live = in_channels - chunk * CHUNK < CHUNK ? in_channels - chunk * CHUNK : CHUNK;
-            mbarrier_wait_patiently(raw.empty + raw.slot, raw.parity ^ 1u);
+            mbarrier_wait_patiently(raw.empty(), raw.parity ^ 1u);
             if (lane == 0) {
-              mbarrier_arrive_expect(raw.full + raw.slot,
+              mbarrier_arrive_expect(raw.full(),
                                      static_cast<unsigned>(live * (range.count + range.next)) * sizeof(scalar_t));
             }
             __syncwarp();
             if (lane < live) {
               const scalar_t* source = input.at(range.n, segment.group * in_channels + chunk * CHUNK + lane, plane, 0, 0);
-              scalar_t* target = raw_memory + (raw.slot * CHUNK + lane) * raw_length;
-              if (range.count > 0) {
-                bulk_copy(target, source + range.first, static_cast<unsigned>(range.count) * sizeof(scalar_t), raw.full + raw.slot);
-              }
+              const unsigned target = slab_base + static_cast<unsigned>(slabs * slab_bytes) +
+                                      static_cast<unsigned>((raw.slot * CHUNK + lane) * raw_length) * sizeof(scalar_t);
+              const unsigned bytes = static_cast<unsigned>(range.count) * sizeof(scalar_t);
+              if (range.count > 0) bulk_copy(target, source + range.first, bytes, raw.full());
               if (range.next > 0) {
-                bulk_copy(target + range.count, source + input.stride[0], static_cast<unsigned>(range.next) * sizeof(scalar_t),
-                          raw.full + raw.slot);
+                bulk_copy(target + bytes, source + input.stride[0], static_cast<unsigned>(range.next) * sizeof(scalar_t), raw.full());
               }
             }
             raw.advance();
@@ -527,22 +545,23 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
         }
       }
     } else if (lane == 0) {
+      Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
       int held = -1;
       while (walk.next(segment)) {
         const int tile = segment.group * channel_tiles + segment.channel_tile;
-        const int per_chunk = taps_h.count(kernel_h, segment.class_h) * slab_taps;
+        const int per_chunk = walk.taps_h.count(kernel_h, segment.class_h) * slab_taps;
         index_t first_slab = static_cast<index_t>(tile) * (taps_hw * chunks);
-        for (int c = 0; c < segment.class_h; ++c) first_slab += taps_h.count(kernel_h, c) * slab_taps * chunks;
+        for (int c = 0; c < segment.class_h; ++c) first_slab += walk.taps_h.count(kernel_h, c) * slab_taps * chunks;
         const unsigned char* source = reinterpret_cast<const unsigned char*>(packed_weight) + first_slab * slab_bytes;
         for (int s = segment.first; s < segment.end; ++s) {
           const int plane = segment.chain + (first_step + s) * chains;
           if (plane < 0 || plane >= problem.input_size[0] || (resident && held == tile)) continue;
           held = tile;
           for (int i = 0; i < per_chunk * chunks; ++i) {
-            mbarrier_wait_patiently(slab.empty + slab.slot, slab.parity ^ 1u);
-            mbarrier_arrive_expect(slab.full + slab.slot, static_cast<unsigned>(slab_bytes));
-            bulk_copy(slab_memory + slab.slot * slab_bytes, source + static_cast<index_t>(i) * slab_bytes,
-                      static_cast<unsigned>(slab_bytes), slab.full + slab.slot);
+            mbarrier_wait_patiently(slab.empty(), slab.parity ^ 1u);
+            mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes));
+            bulk_copy(slab_base + static_cast<unsigned>(slab.slot * slab_bytes), source + static_cast<index_t>(i) * slab_bytes,
+                      static_cast<unsigned>(slab_bytes), slab.full());
             slab.advance();
           }
         }
@@ -564,7 +583,12 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
   const int sum_count = class_count * TILES_M * columns8 * 4;
   const int warp_row = warpgroup * TILES_M * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
   const unsigned slab_k_step = static_cast<unsigned>(columns8) * 128, stage_k_step = static_cast<unsigned>(positions) * 16;
-  const unsigned slab_part = slab_k_step * CELLS, stage_part = stage_k_step * CELLS;
+  // Descriptors count in 16 bytes.
+  const unsigned slab_k = slab_k_step >> 4, stage_k = stage_k_step >> 4;
+  const unsigned first_slab = wgmma_operand(slab_base, slab_k_step);
+  const unsigned first_stage = wgmma_operand(base + 1024, stage_k_step) + static_cast<unsigned>(warpgroup * TILES_M * 64);
+  const ClassTaps taps_w(problem, 2);
+  Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
   int held = -1;
   bool fresh = false;             // the resident slabs have not been waited for yet
   unsigned resident_parity = 1u;  // of the load they came with
@@ -573,7 +597,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
     const int tile = segment.group * channel_tiles + segment.channel_tile;
     if (resident && held != tile) {
       if (held != -1 && lane == 0) {
-        for (int i = 0; i < slabs; ++i) mbarrier_arrive(slab.empty + i);
+        for (int i = 0; i < slabs; ++i) mbarrier_arrive(slab.barriers + static_cast<unsigned>(slabs + i) * 8);
       }
       held = tile;
       fresh = true;
@@ -581,50 +605,49 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
     }
 #pragma unroll
     for (int i = 0; i < sum_count; ++i) sums[i] = 0.0f;
-    const int class_taps_h = taps_h.count(kernel_h, segment.class_h);
+    const int class_taps_h = walk.taps_h.count(kernel_h, segment.class_h);
     const int class_offset_h = segment.class_h * problem.dilation[1] / problem.stride[1];
 
     for (int s = segment.first; s < segment.end; ++s) {
       const int plane = segment.chain + (first_step + s) * chains;
       if (plane >= 0 && plane < problem.input_size[0]) {
+        // What the products before the newest ones have read is given back: a slab each time, a stage with its last slab.
+        unsigned read_slab = 0, read_stage = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {
-          mbarrier_wait(stage.full + stage.slot, stage.parity);
-          const unsigned tile_address = shared_address(stage_memory + stage.slot * stage_bytes) +
-                                        static_cast<unsigned>(warpgroup * TILES_M * 64) * 16;
+          mbarrier_wait(stage.full(), stage.parity);
+          const unsigned stage_operand = first_stage + static_cast<unsigned>(stage.slot * stage_bytes >> 4);
           for (int jh = 0; jh < class_taps_h; ++jh) {
-            const int row_offset = (offset_h - class_offset_h - jh * taps_h.offset_step) * pitch;
+            const int row_offset = (offset_h - class_offset_h - jh * walk.taps_h.offset_step) * pitch;
 #pragma unroll
             for (int jw = 0; jw < class_count; ++jw) {
               const int class_taps_w = merged > 1 ? slab_taps : taps_w.count(slab_taps, jw);
               const int class_offset_w = jw * problem.dilation[2] / problem.stride[2];
-              for (int i = 0; i < class_taps_w; ++i) {
-                if (!resident || fresh) mbarrier_wait(slab.full + slab.slot, resident ? resident_parity : slab.parity);
-                const unsigned a = tile_address + static_cast<unsigned>(row_offset + offset_w - class_offset_w -
-                                                                        i * taps_w.offset_step) * 16;
-                const unsigned b = shared_address(slab_memory + slab.slot * slab_bytes);
+              unsigned a = stage_operand + static_cast<unsigned>(row_offset + offset_w - class_offset_w);
+              for (int i = 0; i < class_taps_w; ++i, a -= static_cast<unsigned>(taps_w.offset_step)) {
+                if (!resident || fresh) mbarrier_wait(slab.full(), resident ? resident_parity : slab.parity);
+                const unsigned b = first_slab + static_cast<unsigned>(slab.slot * slab_bytes >> 4);
                 wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < K_STEPS; ++k) {
 #pragma unroll
                   for (int part = PARTS == 2 ? 2 : 0; part >= 0; --part) {  // low x high, high x low, high x high
-                    const unsigned a_part = part == 2 ? stage_part : 0, b_part = part == 1 ? slab_part : 0;
-                    const unsigned long long weights =
-                        wgmma_operand(b + b_part + static_cast<unsigned>(k) * 2 * slab_k_step, slab_k_step, 128);
+                    const unsigned a_part = part == 2 ? stage_k * CELLS : 0, b_part = part == 1 ? slab_k * CELLS : 0;
 #pragma unroll
                     for (int m = 0; m < TILES_M; ++m) {
                       wgmma(parts + (jw * TILES_M + m) * columns8 * 4,
-                            wgmma_operand(a + a_part + static_cast<unsigned>(m) * 1024 + static_cast<unsigned>(k) * 2 * stage_k_step,
-                                          stage_k_step, 128),
-                            weights, PARTS == 1 || i + k > 0 || part < 2, columns8 * 8);
+                            a + a_part + static_cast<unsigned>(m) * 64 + static_cast<unsigned>(k) * 2 * stage_k,
+                            b + b_part + static_cast<unsigned>(k) * 2 * slab_k, PARTS == 1 || i + k > 0 || part < 2, columns8 * 8);
                     }
                   }
                 }
                 wgmma_commit();
-                if (!resident) {
-                  // The slab before this one has been read; the first of a chunk has none before it that is still held.
-                  wgmma_wait<1>();
-                  if (lane == 0 && (jh | jw | i) != 0) mbarrier_arrive(slab.empty + (slab.slot == 0 ? slabs : slab.slot) - 1);
+                wgmma_wait<1>();
+                if (lane == 0) {
+                  if (read_slab != 0) mbarrier_arrive(read_slab);
+                  if (read_stage != 0) mbarrier_arrive(read_stage);
                 }
+                read_slab = resident ? 0 : slab.empty();
+                read_stage = 0;
                 slab.advance();
               }
             }
@@ -640,14 +663,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
             }
 #endif
           }
-          wgmma_wait<0>();
-          if (lane == 0) {
-            if (!resident) mbarrier_arrive(slab.empty + (slab.slot == 0 ? slabs : slab.slot) - 1);
-            mbarrier_arrive(stage.empty + stage.slot);
-          }
+          read_stage = stage.empty();
           stage.advance();
         }
         fresh = false;
+        wgmma_wait<0>();
+        if (lane == 0) {
+          if (read_slab != 0) mbarrier_arrive(read_slab);
+          mbarrier_arrive(read_stage);
+        }
       }
       if (s >= segment.begin) {
         const int first_plane = plane * problem.stride[0] - problem.padding[0];

@@ -1,58 +1,58 @@
 // Producers and consumers in one block (sm_90): mbarriers, bulk copies from global to shared memory, and register shares.
-// PTX ISA, "Asynchronous Barrier" and "cp.async.bulk". A phase of an mbarrier ends when its arrivals and its bytes are all in.
+// PTX ISA, "Asynchronous Barrier" and "cp.async.bulk". An mbarrier is 8 bytes of shared memory, named by its address; a phase of an mbarrier ends when its arrivals and its bytes are all in.
 #pragma once
 
 #if defined(__CUDACC__)
 
-typedef unsigned long long Mbarrier;
-
+// Where a shared variable lies, as the instructions below take it. The compiler is kept from working it out again at each use.
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+  unsigned address;
+  asm volatile("mov.u32 %0, %1;" : "=r"(address) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(pointer))));
+  return address;
 }
 
-__device__ __forceinline__ void mbarrier_init(Mbarrier* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+__device__ __forceinline__ void mbarrier_init(unsigned barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
 // After the inits, before the __syncthreads that shows them to the others: bulk copies signal through another proxy.
 __device__ __forceinline__ void mbarrier_fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-__device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier* barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+__device__ __forceinline__ void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
 // Wait for the end of the phase of that parity; one that lies before the first has ended.
-__device__ __forceinline__ void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
+__device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) {
   asm volatile(
       "{.reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;}" ::"r"(shared_address(barrier)),
+      "@!done bra again;}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
 
 // The same for those who have time: asking again and again takes issue slots and shared memory from the others.
-__device__ __forceinline__ void mbarrier_wait_patiently(Mbarrier* barrier, unsigned parity) {
+__device__ __forceinline__ void mbarrier_wait_patiently(unsigned barrier, unsigned parity) {
   asm volatile(
       "{.reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra through;\n"
-      "nanosleep.u32 64;\n"
+      "nanosleep.u32 200;\n"
       "bra again;\n"
-      "through:}" ::"r"(shared_address(barrier)),
+      "through:}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
 
 // Copy `bytes`, a multiple of 16 between 16-byte aligned places, and count them in at the barrier.
-__device__ __forceinline__ void bulk_copy(void* target, const void* source, unsigned bytes, Mbarrier* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(target)),
-               "l"(source), "r"(bytes), "r"(shared_address(barrier))
+__device__ __forceinline__ void bulk_copy(unsigned target, const void* source, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+               "l"(source), "r"(bytes), "r"(barrier)
                : "memory");
 }
 

@@ -2,15 +2,15 @@
 // PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions". K is 32 bytes of the element type: 8 for TF32, 16 for fp16 and bf16.
 //
 // Operands lie in shared memory as cores of 8 rows x 16 bytes, rows 16 bytes apart (no swizzle). `k_step` is the distance of
-// the two cores along K, `row_step` that of neighbouring cores along M or N. Any 16-byte aligned start is legal, so that a
+// the two cores along K; neighbouring cores along M or N lie 128 bytes apart. Any 16-byte aligned start is legal, so that a
 // convolution's tap is nothing but another start address.
 #pragma once
 
 #include "convt3d/pipeline.cuh"
 
-__device__ inline unsigned long long wgmma_operand(unsigned shared_address, unsigned k_step, unsigned row_step) {
-  return static_cast<unsigned long long>(shared_address >> 4 & 0x3fffu) | static_cast<unsigned long long>(k_step >> 4) << 16 |
-         static_cast<unsigned long long>(row_step >> 4) << 32;
+// The low word of an operand's descriptor; `+ n` moves its start by n * 16 bytes. The high word holds `row_step`, always 128.
+__device__ inline unsigned wgmma_operand(unsigned shared_address, unsigned k_step) {
+  return (shared_address >> 4 & 0x3fffu) | (k_step >> 4) << 16;
 }
 
 #if defined(__CUDACC__)
@@ -162,11 +162,12 @@ __device__ inline unsigned long long wgmma_operand(unsigned shared_address, unsi
 
 // D = A * B, plus D if `accumulate`, for N = 8 * WGMMA_TILES columns. The sums arrive with `wgmma_wait`; until then they may not
 // be touched.
-__device__ __forceinline__ void wgmma(float* d, unsigned long long a, unsigned long long b, unsigned accumulate, int) {
+__device__ __forceinline__ void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int) {
+  constexpr unsigned long long ROW_STEP = 128ull >> 4 << 32;
   asm volatile(WGMMA_JOIN(WGMMA_HEAD_, WGMMA_TILES) WGMMA_KIND " {" WGMMA_JOIN(WGMMA_LIST_, WGMMA_TILES)
                    WGMMA_JOIN(WGMMA_ENDS_, WGMMA_TILES) WGMMA_TAIL
                : WGMMA_JOIN(WGMMA_FLOATS_, WGMMA_TILES)
-               : "l"(a), "l"(b), "r"(accumulate));
+               : "l"(ROW_STEP | a), "l"(ROW_STEP | b), "r"(accumulate));
 }
 
 // Before the first wgmma after the accumulators were touched by other instructions.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "block.h"
+#include "cuda_language.h"
 
 struct alignas(8) Mbarrier {
   uint64_t arrivals : 12, missing : 12, phase : 1;
@@ -100,45 +101,49 @@ CONVT3D_RUNTIME inline void wait_for_phase(Mbarrier* barrier, unsigned parity, S
 
 }  // namespace convt3d_host
 
+namespace convt3d_host {
+
+inline Mbarrier* mbarrier_at(unsigned address) { return reinterpret_cast<Mbarrier*>(state.arena + address); }
+
+}  // namespace convt3d_host
+
 inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const char*>(pointer) - convt3d_host::state.arena);
 }
 
-inline void mbarrier_init(Mbarrier* barrier, int arrivals) {
-  *barrier = {};
-  barrier->arrivals = barrier->missing = static_cast<unsigned>(arrivals) & 0xfffu;
+inline void mbarrier_init(unsigned barrier, int arrivals) {
+  Mbarrier& fresh = *convt3d_host::mbarrier_at(barrier);
+  fresh = {};
+  fresh.arrivals = fresh.missing = static_cast<unsigned>(arrivals) & 0xfffu;
 }
 inline void mbarrier_fence_init() {}
-inline void mbarrier_arrive(Mbarrier* barrier, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  convt3d_host::arrive(barrier, 0, {file, line, "mbarrier_arrive"});
+inline void mbarrier_arrive(unsigned barrier, CONVT3D_HERE) {
+  convt3d_host::arrive(convt3d_host::mbarrier_at(barrier), 0, {file, line, "mbarrier_arrive"});
 }
-inline void mbarrier_arrive_expect(Mbarrier* barrier, unsigned bytes, const char* file = __builtin_FILE(),
-                                   int line = __builtin_LINE()) {
-  convt3d_host::arrive(barrier, bytes, {file, line, "mbarrier_arrive_expect"});
+inline void mbarrier_arrive_expect(unsigned barrier, unsigned bytes, CONVT3D_HERE) {
+  convt3d_host::arrive(convt3d_host::mbarrier_at(barrier), bytes, {file, line, "mbarrier_arrive_expect"});
 }
-inline void mbarrier_wait(Mbarrier* barrier, unsigned parity, const char* file = __builtin_FILE(),
-                          int line = __builtin_LINE()) {
-  convt3d_host::wait_for_phase(barrier, parity, {file, line, "mbarrier_wait"});
+inline void mbarrier_wait(unsigned barrier, unsigned parity, CONVT3D_HERE) {
+  convt3d_host::wait_for_phase(convt3d_host::mbarrier_at(barrier), parity, {file, line, "mbarrier_wait"});
 }
-
-inline void mbarrier_wait_patiently(Mbarrier* barrier, unsigned parity, const char* file = __builtin_FILE(),
-                                    int line = __builtin_LINE()) {
-  convt3d_host::wait_for_phase(barrier, parity, {file, line, "mbarrier_wait_patiently"});
+inline void mbarrier_wait_patiently(unsigned barrier, unsigned parity, CONVT3D_HERE) {
+  convt3d_host::wait_for_phase(convt3d_host::mbarrier_at(barrier), parity, {file, line, "mbarrier_wait_patiently"});
 }
 
-inline void bulk_copy(void* target, const void* source, unsigned bytes, Mbarrier* barrier, const char* file = __builtin_FILE(),
-                      int line = __builtin_LINE()) {
+inline void bulk_copy(unsigned target, const void* source, unsigned bytes, unsigned barrier, CONVT3D_HERE) {
   using namespace convt3d_host;
-  const uintptr_t places = reinterpret_cast<uintptr_t>(target) | reinterpret_cast<uintptr_t>(source) | bytes;
+  char* place = state.arena + target;
+  Mbarrier* counter = mbarrier_at(barrier);
+  const uintptr_t places = reinterpret_cast<uintptr_t>(place) | reinterpret_cast<uintptr_t>(source) | bytes;
   if (copy_queue.block_serial != state.block_serial) copy_queue = {state.block_serial, 0, {}};
   if (places % 16 != 0 || bytes == 0 || copy_queue.count == 1024) {
     describe_failure("bulk copy of %u bytes at %s:%d: places and size must be multiples of 16 (or 1024 copies are waiting)", bytes,
                      file, line);
     abandon_block();
   }
-  tsan_release(reinterpret_cast<char*>(barrier));
-  copy_queue.copies[copy_queue.count++] = {target, source, bytes, barrier};
-  wake_waiters(barrier);
+  tsan_release(reinterpret_cast<char*>(counter));
+  copy_queue.copies[copy_queue.count++] = {place, source, bytes, counter};
+  wake_waiters(counter);
 }
 
 inline void fence_async() {}

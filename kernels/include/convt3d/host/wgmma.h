@@ -7,7 +7,7 @@
 namespace convt3d_host {
 
 struct PendingProduct {
-  uint64_t a, b;
+  unsigned a, b;
   float* d;
   int columns;
   bool accumulate;
@@ -43,9 +43,8 @@ inline float operand_value(T value) {
 }
 
 // One row of A, or one column of B, as its descriptor places it.
-inline void load_operand(uint64_t descriptor, int row, float (&values)[operand_k]) {
-  const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4,
-               row_step = (descriptor >> 32 & 0x3fffu) << 4;
+inline void load_operand(unsigned descriptor, int row, float (&values)[operand_k]) {
+  const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4, row_step = 128;
   for (int k = 0; k < operand_k; ++k) {
     const size_t within = static_cast<size_t>(k) * sizeof(operand_t);
     const char* place = state.arena + start + static_cast<size_t>(row / 8) * row_step + static_cast<size_t>(row % 8) * 16 +
@@ -74,7 +73,7 @@ inline void multiply(const PendingProduct& product) {
 
 }  // namespace convt3d_host
 
-inline void wgmma(float* d, unsigned long long a, unsigned long long b, unsigned accumulate, int columns) {
+inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns) {
   convt3d_host::ProductQueue& queue = convt3d_host::product_queue();
   if (queue.count == sizeof queue.products / sizeof *queue.products) {
     convt3d_host::describe_failure("more than %u wgmma without a wait", queue.count);
