@@ -143,7 +143,7 @@ constexpr int PARTS = 1;
 constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
 constexpr int CELLS = CHUNK / VECTOR;
 constexpr int K_STEPS = CHUNK * static_cast<int>(sizeof(scalar_t)) / 32;
-constexpr int BATCH = 2;  // cells a loader has in flight: it has few registers
+constexpr int BATCH = PARTS == 2 || sizeof(scalar_t) == 2 ? 1 : 2;  // cells a loader has in flight: it has few registers
 constexpr int LOADERS = PRODUCERS * 128 - 64;
 static_assert(CHUNK % (32 / sizeof(scalar_t)) == 0, "a chunk is a number of products deep, two cells each");
 
