@@ -142,10 +142,22 @@ class Contest:
         if self.bench.backend.name == "host":
             wide = result.astype(np.float64)
             return float(np.abs(wide - self._expected).max() / max(np.abs(self._expected).max(), np.finfo(np.float32).tiny))
+        if self._rival_result is None and self.bench.torch is not None:
+            self._rival_result = self._library_result()
         if self._rival_result is None:
             return None
         tensor = as_tensor(self.bench.torch, result, self.dtype)
         return float((tensor - self._rival_result).abs().max().double() / self._rival_result.abs().max().double())
+
+    def _library_result(self) -> Any:
+        """Return torch's result where no rival has been timed; None where torch cannot do it."""
+        torch = self.bench.torch
+        tensors = {key: as_tensor(torch, array, self.dtype) for key, array in self.arrays.items()}
+        with torch_settings(torch, self.dtype, benchmark=False):
+            try:
+                return torch_call(torch, self.problem, self.pass_name, tensors)()
+            except RuntimeError:
+                return None
 
     @cached_property
     def _expected(self) -> Any:
