@@ -24,7 +24,7 @@ class Comparison:
         kernels: all kernels' rows.
         best: the quickest of them whose result is right, the packed weight kept; None where there is none.
         best_with_packing: the same where each call packs the weight.
-        better_rival_ms: the first rival's median in the layout that suits it better; None unless every layout was timed.
+        better_rival_ms: the first rival's median in the layout that suits it better; None where only one layout was tried.
     """
 
     case: str
@@ -77,8 +77,8 @@ def comparisons(rows: Iterable[Row]) -> list[Comparison]:
         kernels = tuple(row for row in own if not row.is_rival)
         right = [row for row in kernels if row.median_ms is not None and not row.wrong]
         rival = next((row for row in own if row.is_rival), None)
-        times = [_rival_ms(groups.get((pass_name, dtype, case, other), []), rival) for other in layouts]
-        known = [ms for ms in times if ms is not None]
+        contests = [groups.get((pass_name, dtype, case, other), []) for other in layouts]
+        known = [ms for ms in (_rival_ms(rows, rival) for rows in contests) if ms is not None]
         found.append(
             Comparison(
                 case,
@@ -93,7 +93,7 @@ def comparisons(rows: Iterable[Row]) -> list[Comparison]:
                     key=lambda row: row.with_packing_ms or math.inf,
                     default=None,
                 ),
-                better_rival_ms=min(known) if len(layouts) > 1 and len(known) == len(layouts) else None,
+                better_rival_ms=min(known) if known and len(layouts) > 1 and all(contests) else None,
             )
         )
     return found

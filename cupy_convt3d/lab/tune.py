@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -163,7 +163,7 @@ def _search(contest: Contest, kernel: Kernel, instance: str, default: Row) -> tu
     return best, rows[best], len(rows)
 
 
-def _rounds(kernel: Kernel) -> Iterator[list[dict[str, int]]]:
+def _rounds(kernel: Kernel) -> Generator[list[dict[str, int]], bool, None]:
     """Yield what to change in the best configuration, a list to be tried at a time; told each time whether one was better.
 
     A small space is one list. A large one goes tunable by tunable until a whole turn has brought nothing.
