@@ -174,7 +174,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _facts() -> Iterator[tuple[str, str]]:
-    from . import cache
+    from . import cache, tuning
     from .backends.cuda import CudaBackend, available
     from .backends.host import HostBackend
 
@@ -194,6 +194,9 @@ def _facts() -> Iterator[tuple[str, str]]:
     except BackendError as error:
         yield "compiler", f"none: {error}"
     yield "cache", str(cache.cache_directory())
+    for path in (tuning.SHIPPED, tuning.user_path()):
+        entries = tuning.Database.load(path).entries()
+        yield "tuning", f"{len(entries)} entries in {path}, {tuning.stale(entries)} of them of code that has changed"
 
 
 def _version(names: Sequence[str]) -> str:

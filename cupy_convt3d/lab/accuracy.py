@@ -54,13 +54,15 @@ def _voxel_sample(p: Problem, pass_name: str, pick: Pick, generator: np.random.G
     at = [generator.integers(size, size=VOXELS) for size in written_size]
     read, live = [], []
     for a in range(3):
-        taps = np.arange(p.kernel_size[a]) * p.dilation[a]
+        reach = np.arange(p.kernel_size[a]) * p.dilation[a]
         if fprop:
-            index, remainder = np.divmod(at[a][:, None] + p.padding[a] - taps, p.stride[a])
+            position, remainder = np.divmod(at[a][:, None] + p.padding[a] - reach, p.stride[a])
+            exact = remainder == 0
         else:
-            index, remainder = at[a][:, None] * p.stride[a] - p.padding[a] + taps, 0
-        read.append(index)
-        live.append((remainder == 0) & (index >= 0) & (index < source_size[a]))
+            position = at[a][:, None] * p.stride[a] - p.padding[a] + reach
+            exact = np.bool_(True)
+        read.append(position)
+        live.append(exact & (position >= 0) & (position < source_size[a]))
     inside = live[0][:, :, None, None] & live[1][:, None, :, None] & live[2][:, None, None, :]
     _, height, width = source_size
     voxel = (read[0][:, :, None, None] * height + read[1][:, None, :, None]) * width + read[2][:, None, None, :]

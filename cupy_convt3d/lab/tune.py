@@ -29,8 +29,6 @@ from .measure import Bench, Row
 EXHAUSTIVE = 36  # a space of more configurations is searched one tunable at a time
 HOPELESS = 3.0  # a kernel whose default takes this many times the best one's time is not searched further
 
-Told = Callable[[str], None]
-
 
 def tune(
     bench: Bench,
@@ -43,7 +41,7 @@ def tune(
     layouts: Sequence[str] = ("ncdhw",),
     again: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
-    tell: Told = print,
+    tell: Callable[[str], None] = print,
 ) -> Database:
     """Search every kernel that can do a problem, and write the best configuration of each into the database at `path`.
 
@@ -73,10 +71,12 @@ def tune(
         text = f"{name} {question.pass_name} {question.precision} {question.layout}"
         if progress is not None:
             progress(number, len(work), text)
-        entries = _tune_problem(bench, question, name, problem, kernels, database, again, lambda line, t=text: tell(f"{t}: {line}"))
-        for entry in entries:
-            database.record(entry)
-        if entries:
+        found = _tune_problem(bench, question, name, problem, kernels, database, again)
+        for entry, line in found:
+            tell(f"{text}: {line}")
+            if entry is not None:
+                database.record(entry)
+        if found:
             database.save(path)
     return database
 
@@ -89,8 +89,8 @@ def _tune_problem(
     kernels: Mapping[str, Kernel],
     database: Database,
     again: bool,
-    tell: Told,
-) -> list[Entry]:
+) -> list[tuple[Entry | None, str]]:
+    """Return each kernel's entry, None where it has none, and a line that says what was found."""
     own = [kernel for kernel in kernels.values() if kernel.pass_name == question.pass_name]
     known = {kernel.name: database.find(question, problem, kernel) for kernel in own}
     waiting = []
@@ -104,7 +104,7 @@ def _tune_problem(
     build(bench.backend, [Instance(kernel, instance) for kernel, instance in waiting])
     defaults = {kernel.name: contest.kernel(kernel, instance) for kernel, instance in waiting}
     best_ms = min([_ms(row) for row in defaults.values()] + [entry.median_ms for entry in known.values() if entry is not None])
-    entries = []
+    found: list[tuple[Entry | None, str]] = []
     for kernel, instance in sorted(waiting, key=lambda pair: _ms(defaults[pair[0].name])):
         row = defaults[kernel.name]
         tried, best, best_row = 1, kernel, row
@@ -112,13 +112,13 @@ def _tune_problem(
             best, best_row, tried = _search(contest, kernel, instance, row)
             best_ms = min(best_ms, _ms(best_row))
         if best_row.median_ms is None or best_row.with_packing_ms is None or best_row.wrong:
-            tell(f"{kernel.name} left out: {best_row.note or 'a wrong result'}")
+            found.append((None, f"{kernel.name} left out: {best_row.note or 'a wrong result'}"))
             continue
         values = ", ".join(f"{key}={value}" for key, value in best.tunables.items() if key in kernel.search) or "no tunables"
-        tell(f"{kernel.name} [{instance}] {best_row.median_ms:.4g} ms ({tried} tried; default {_ms(row):.4g} ms): {values}")
+        line = f"{kernel.name} [{instance}] {best_row.median_ms:.4g} ms ({tried} tried; default {_ms(row):.4g} ms): {values}"
         key = (*question[:2], str(problem), *question[2:], kernel.name, code_digest(kernel), instance)
-        entries.append(Entry(*key, dict(best.tunables), best_row.median_ms, best_row.with_packing_ms))
-    return entries
+        found.append((Entry(*key, dict(best.tunables), best_row.median_ms, best_row.with_packing_ms), line))
+    return found
 
 
 def instance_for(kernel: Kernel, problem: Problem, precision: str, arch: str | None) -> str | None:
