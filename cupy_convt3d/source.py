@@ -71,7 +71,8 @@ def _code_digest(kernel: Kernel, headers: str) -> str:
                 seen.add(path.resolve())
                 waiting.append((path.parent, path.read_text()))
     texts += [path.read_text() for path in sorted(seen)]
-    declared = (kernel.dtypes, kernel.launches, dict(kernel.constants), dict(kernel.restrictions), dict(kernel.workspace))
+    tables = (kernel.specialize, kernel.constants, kernel.restrictions, kernel.workspace)
+    declared = (kernel.dtypes, kernel.launches, *map(dict, tables))
     code = [" ".join(_COMMENT_OR_STRING.sub(lambda m: " " if m[0][0] == "/" else m[0], text).split()) for text in texts]
     return hashlib.sha256("\0".join([repr(declared), *code]).encode()).hexdigest()[:16]
 

@@ -92,6 +92,14 @@ class Backend(ABC):
             BackendError: the compiler or the GPU is missing.
         """
 
+    @abstractmethod
+    def build(self, instance: Instance) -> None:
+        """Have an instance compiled in the cache, without loading it; several threads may do so at once.
+
+        Raises:
+            CompileError, BackendError: as `compile`.
+        """
+
     def instance(self, kernel: Kernel, dtype: str, plan: Plan) -> Instance:
         """Return what is to be compiled for a plan: on a GPU a binary of its own for each specialization."""
         return Instance(kernel, dtype, plan.specialization if self.arch else ())

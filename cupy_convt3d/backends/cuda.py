@@ -99,6 +99,9 @@ class CudaBackend(Backend):
             known = self._modules[instance] = CudaModule(instance, self.device, self.arch)
         return known
 
+    def build(self, instance: Instance) -> None:
+        compile_cubin(instance, self.arch)
+
     def capabilities(self) -> dict[str, str]:
         runtime = self._cupy.cuda.runtime
 

@@ -128,6 +128,9 @@ class HostBackend(Backend):
             known = self._modules[instance] = HostModule(self.library(instance), instance, self.sanitizer)
         return known
 
+    def build(self, instance: Instance) -> None:
+        self.library(instance)
+
     def library(self, instance: Instance) -> Path:
         """Return the path of the compiled library, from the cache where it is there and whole."""
         path = compiler()

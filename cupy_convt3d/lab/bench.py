@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,15 @@ def bench(
         for case in plan.problems
         for layout in plan.layouts
     ]
+    problems = {name: scaled_down(p, flop_limit) if on_host else p for name, p in plan.problems.items()}
+    built = ""
     for number, (precision, pass_name, case, layout) in enumerate(work):
+        if precision != built:
+            built = precision
+            _build(meter, plan, problems, precision, progress, number, len(work))
         if progress is not None:
             progress(number, len(work), f"{case} {pass_name} {precision} {layout}")
-        problem = scaled_down(plan.problems[case], flop_limit) if on_host else plan.problems[case]
-        new = _measure(meter, plan, case, problem, pass_name, precision, layout, ceilings)
+        new = _measure(meter, plan, case, problems[case], pass_name, precision, layout, ceilings)
         rows += new
         for comparison in comparisons(new):
             console.print(_line(comparison), markup=False, highlight=False, soft_wrap=True)
@@ -123,6 +128,21 @@ def bench(
                 write_json(out, data)
     _print_means(console, data)
     return data
+
+
+def _build(
+    meter: Bench, plan: Plan, problems: Mapping[str, Problem], precision: str, progress: Progress | None, done: int, total: int
+) -> None:
+    """Compile on all cores what the contests of one precision will load."""
+    contenders = []
+    for pass_name in plan.passes:
+        for problem in problems.values():
+            with suppress(KernelError):
+                found = _contenders(plan.kernels, problem, pass_name, precision, meter.backend.arch)
+                contenders += [(kernel, problem, instance) for kernel, instance in found]
+    if progress is not None:
+        progress(done, total, f"compiling for {precision}")
+    meter.build(contenders)
 
 
 def _measure(

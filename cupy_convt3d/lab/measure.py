@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +16,8 @@ import numpy as np
 
 from ..backends.base import Arguments, Backend, TensorRef
 from ..dtypes import DTYPES
-from ..kernel import Kernel
+from ..errors import BackendError, KernelError
+from ..kernel import Kernel, Plan
 from ..problem import Problem
 from ..source import Instance
 from .rivals import RIVALS, check_rivals, torch_module, torch_settings
@@ -60,8 +64,8 @@ class Row:
         difference: largest difference from the rival's result (GPU) or the NumPy reference's (host), over the largest value there.
         layout: "ncdhw", or "channels_last" (3d) for the tensors that are not the weight; a rival's weight follows them.
         with_packing_ms: median of calls that pack the weight too.
-        compile_ms, pack_ms, first_call_ms: once, apart from the above: to compile or load the kernel (next to nothing where an
-            earlier problem had), to pack the weight, and from nothing to the first result, compiling, or searching, included.
+        compile_ms, pack_ms, first_call_ms: once, apart from the above: to compile and load the kernel (next to nothing where an
+            earlier problem or run had), to pack the weight, and from nothing to the first result, compiling or searching included.
         workspace_bytes: memory besides the tensors of the pass.
         error: ||result - truth|| / ||truth|| over a sample of the result, the truth in fp64 from the same tensors.
     """
@@ -122,6 +126,7 @@ class Bench:
         check_rivals(backend.name, self.against)
         if self.torch is None:
             self.against = ()
+        self.build_ms: dict[Instance, float] = {}  # what compiling took, beside others on the other cores
         self._pattern = np.random.default_rng(seed).standard_normal(_PATTERN, np.float32)
         if backend.name == "host":
             self.xp: Any = np
@@ -134,6 +139,32 @@ class Bench:
     def rival_name(self) -> str | None:
         """What results call the first rival, or None."""
         return RIVALS[self.backend.name][self.against[0]] if self.against else None
+
+    def plan(self, kernel: Kernel, problem: Problem, dtype: str) -> Plan:
+        """Return the kernel's launches on this backend.
+
+        Raises:
+            KernelError: the kernel cannot do the problem; the text is `Kernel.why_not`'s.
+        """
+        kernel.require(problem, dtype, self.backend.arch)
+        return kernel.plan(problem, dtype, self.backend.multiprocessors)
+
+    def build(self, contenders: Iterable[tuple[Kernel, Problem, str]]) -> None:
+        """Fill the cache of compiled kernels, several at a time; what cannot be compiled is left for its own turn to say."""
+        instances = []
+        for kernel, problem, dtype in contenders:
+            with suppress(KernelError):
+                instances.append(self.backend.instance(kernel, dtype, self.plan(kernel, problem, dtype)))
+
+        def timed(instance: Instance) -> float:
+            start = time.perf_counter()
+            with suppress(BackendError):
+                self.backend.build(instance)
+            return (time.perf_counter() - start) * 1e3
+
+        new = [instance for instance in dict.fromkeys(instances) if instance not in self.build_ms]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self.build_ms.update(zip(new, pool.map(timed, new), strict=True))
 
     def arrays(self, problem: Problem, pass_name: str, dtype: str, layout: str = "ncdhw") -> dict[str, Any]:
         """Return the tensors of a pass, NumPy or CuPy by backend; the written one is all NaN.
@@ -189,14 +220,13 @@ class Bench:
         self, kernel: Kernel, problem: Problem, dtype: str, arrays: Mapping[str, Any]
     ) -> tuple[Callable[[], None], Callable[[], None]]:
         """Return the call that packs the weight and the one that does the rest; they share the workspaces."""
-        kernel.require(problem, dtype, self.backend.arch)
-        plan = kernel.plan(problem, dtype)
-        module = self.backend.compile(Instance(kernel, dtype))
+        plan = self.plan(kernel, problem, dtype)
+        module = self.backend.compile(self.backend.instance(kernel, dtype, plan))
         workspace = {name: self.xp.empty(numel, DTYPES[dtype].accumulate) for name, numel in plan.workspace.items()}
         tensors = {name: _reference(array) for name, array in {**arrays, **workspace}.items()}
         launches = [(step, Arguments(step, problem, tensors)) for step in plan.launches if 0 not in step.grid]
 
-        def call(launches: Sequence[tuple[Any, Arguments]], keep: object = workspace) -> None:  # keep: the workspaces live on
+        def call(launches: Sequence[tuple[Any, Arguments]], keep: object = (arrays, workspace)) -> None:  # alive as the call is
             for step, arguments in launches:
                 module.launch(step, arguments, 0, 0)
 

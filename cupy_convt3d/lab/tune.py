@@ -8,20 +8,15 @@ tuned on the host backend too; and what it would be left to do, choosing the nex
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ..backends.base import Backend
 from ..dtypes import allowed_instances
-from ..errors import BackendError
 from ..kernel import Kernel
 from ..problem import Problem
-from ..source import Instance, code_digest
+from ..source import code_digest
 from ..tuning import Database, Entry, Question, configured
 from .contest import Contest
 from .measure import Bench, Row
@@ -101,7 +96,7 @@ def _tune_problem(
     if not waiting:
         return []
     contest = Contest(bench, name, problem, question.pass_name, question.precision, None, question.layout)
-    build(bench.backend, [Instance(kernel, instance) for kernel, instance in waiting])
+    bench.build((kernel, problem, instance) for kernel, instance in waiting)
     defaults = {kernel.name: contest.kernel(kernel, instance) for kernel, instance in waiting}
     best_ms = min([_ms(row) for row in defaults.values()] + [entry.median_ms for entry in known.values() if entry is not None])
     found: list[tuple[Entry | None, str]] = []
@@ -126,22 +121,6 @@ def instance_for(kernel: Kernel, problem: Problem, precision: str, arch: str | N
     return next((i for i in allowed_instances(precision) if kernel.why_not(problem, i, arch) is None), None)
 
 
-def build(backend: Backend, instances: Sequence[Instance]) -> None:
-    """Fill the cache of compiled kernels, several at a time; what a compiler refuses is left for its own turn to say."""
-
-    def one(instance: Instance) -> None:
-        with contextlib.suppress(BackendError):
-            if backend.name == "cuda":
-                from ..backends.nvrtc import compile_cubin
-
-                compile_cubin(instance, backend.arch)
-            else:
-                backend.library(instance)  # type: ignore[attr-defined]  # the host backend's
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, instances))
-
-
 def _search(contest: Contest, kernel: Kernel, instance: str, default: Row) -> tuple[Kernel, Row, int]:
     """Return the quickest right configuration, its row, and how many were tried."""
     rows = {configured(kernel, tuple(sorted(kernel.tunables.items()))): default}
@@ -151,7 +130,7 @@ def _search(contest: Contest, kernel: Kernel, instance: str, default: Row) -> tu
     while values is not None:
         candidates = [configured(kernel, tuple(sorted({**best.tunables, **v}.items()))) for v in values]
         able = [c for c in candidates if c not in rows and c.why_not(contest.problem, instance, contest.bench.backend.arch) is None]
-        build(contest.bench.backend, [Instance(candidate, instance) for candidate in able])
+        contest.bench.build((candidate, contest.problem, instance) for candidate in able)
         before = best
         for candidate in able:
             rows[candidate] = contest.kernel(candidate, instance)
