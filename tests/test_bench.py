@@ -179,7 +179,7 @@ def test_torch_is_set_up_and_put_back(dtype: str, precision: str) -> None:
         return SimpleNamespace(**values)
 
     conv, matmul = namespace(fp32_precision="none"), namespace(fp32_precision="tf32")
-    cudnn = namespace(conv=conv, benchmark=False, enabled=True)
+    cudnn = namespace(conv=conv, benchmark=False, enabled=True, deterministic=True)
     threads = [4]
     fake = namespace(
         backends=namespace(cudnn=cudnn, cuda=namespace(matmul=matmul)),
@@ -192,6 +192,7 @@ def test_torch_is_set_up_and_put_back(dtype: str, precision: str) -> None:
         assert conv.fp32_precision == matmul.fp32_precision == precision and cudnn.benchmark and cudnn.enabled and threads[-1] == 1
         assert settings["cudnn.conv.fp32_precision"] == precision and settings["cudnn.benchmark"] is True
     assert (conv.fp32_precision, matmul.fp32_precision, cudnn.benchmark, threads[-1]) == ("none", "tf32", False, 4)
+    assert cudnn.deterministic
     with torch_settings(fake, dtype, benchmark=False, cudnn=False):
         assert not cudnn.benchmark and not cudnn.enabled
 

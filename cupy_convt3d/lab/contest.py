@@ -104,7 +104,7 @@ class Contest:
                 tensors[key] = tensors[key].contiguous(memory_format=torch.channels_last_3d)
         call = torch_call(torch, self.problem, self.pass_name, tensors)
         try:
-            row, result = self._rival_row(row, call, cudnn=name == "cudnn" or bench.backend.name == "host")
+            row, result = self._rival_row(row, call, name)
             row = self._judged(row, result)
         except RuntimeError as error:  # it has no way to do it, or the memory is short
             return replace(row, note=str(error).splitlines()[0])
@@ -112,23 +112,33 @@ class Contest:
             self._rival_ms, self._rival_result = row.median_ms, result
         return row
 
-    def _rival_row(self, row: Row, call: Callable[[], Any], cudnn: bool) -> tuple[Row, Any]:
+    def _rival_row(self, row: Row, call: Callable[[], Any], name: str) -> tuple[Row, Any]:
         bench, torch = self.bench, self.bench.torch
-        # The search tries up to ten algorithms twice: only where even the one that cuDNN would take is not beyond timing.
-        with torch_settings(torch, self.dtype, benchmark=False, cudnn=cudnn):
-            first_ms, result = bench.first(call)
-            once = [first_ms] if first_ms > _MUCH_TOO_SLOW_MS else bench.backend.time(call, 1)
-        row = replace(row, first_call_ms=first_ms)
-        if once[0] > SLOW_MS:
-            searched = bench.backend.name == "host" or not cudnn
-            return _timed(replace(row, note="" if searched else "over a second a call: not searched, timed once"), once), result
-        with torch_settings(torch, self.dtype, cudnn=cudnn):
-            search_ms, result = bench.first(call)
-            row = replace(row, first_call_ms=first_ms + search_ms if cudnn else first_ms)
-            row = _timed(row, self._times(call, 0.0))
+        search = name == "cudnn" and self._can_search(call)
+        cudnn = name == "cudnn" or bench.backend.name == "host"
+        with torch_settings(torch, self.dtype, benchmark=search, cudnn=cudnn):
+            first_ms, result = bench.first(call)  # the search is in it
+            row = _timed(replace(row, first_call_ms=first_ms), self._times(call, 0.0 if search else first_ms))
+            if name == "cudnn" and not search:
+                row = replace(row, note="over a second a call: not searched for a quicker algorithm")
             if bench.backend.name == "cuda":
                 row = replace(row, workspace_bytes=_torch_workspace(torch, call))
         return row, result
+
+    def _can_search(self, call: Callable[[], Any]) -> bool:
+        """Whether a call takes less than a second: the search tries up to ten algorithms, some far slower than the first.
+
+        NOTE: torch keeps the first algorithm it used for a problem, searched for or not, and never searches again. Only the key of
+        deterministic algorithms is another one, so the trial asks for these.
+        """
+        with torch_settings(self.bench.torch, self.dtype, benchmark=False, deterministic=True):
+            try:
+                first_ms, _ = self.bench.first(call)
+                if SLOW_MS < first_ms < _MUCH_TOO_SLOW_MS:  # the library may have been loading
+                    first_ms, _ = self.bench.first(call)
+            except RuntimeError:  # it has no deterministic one
+                return True
+        return first_ms <= SLOW_MS
 
     def _times(self, call: Callable[[], object], first_ms: float) -> list[float]:
         return [first_ms] if first_ms > _MUCH_TOO_SLOW_MS else self.bench.milliseconds(call)
@@ -153,7 +163,7 @@ class Contest:
         """Return torch's result where no rival has been timed; None where torch cannot do it."""
         torch = self.bench.torch
         tensors = {key: as_tensor(torch, array, self.dtype) for key, array in self.arrays.items()}
-        with torch_settings(torch, self.dtype, benchmark=False):
+        with torch_settings(torch, self.dtype, benchmark=False, deterministic=True):  # a later search is then still made
             try:
                 return torch_call(torch, self.problem, self.pass_name, tensors)()
             except RuntimeError:

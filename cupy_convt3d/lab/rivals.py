@@ -45,7 +45,9 @@ def as_tensor(torch: Any, array: Any, dtype: str) -> Any:
 
 
 @contextmanager
-def torch_settings(torch: Any, dtype: str = "fp32", *, benchmark: bool = True, cudnn: bool = True) -> Iterator[dict[str, Any]]:
+def torch_settings(
+    torch: Any, dtype: str = "fp32", *, benchmark: bool = True, cudnn: bool = True, deterministic: bool = False
+) -> Iterator[dict[str, Any]]:
     """Set torch up to be timed, and put everything back afterwards.
 
     One CPU thread, as our host kernels have one; no gradients; fp32 products rounded to TF32 for "tf32" and for nothing else.
@@ -54,28 +56,33 @@ def torch_settings(torch: Any, dtype: str = "fp32", *, benchmark: bool = True, c
         dtype: of `dtypes.DTYPES`; "tf32x3" is raced against plain fp32.
         benchmark: whether cuDNN searches for its quickest algorithm.
         cudnn: False leaves torch's own CUDA kernels.
+        deterministic: whether cuDNN may take deterministic algorithms alone.
 
     Yields:
         what torch now says of the settings that change its speed and its rounding.
     """
     precision = "tf32" if dtype == "tf32" else "ieee"
-    wanted: list[tuple[Any, str, Any]] = []
+    wanted: dict[str, tuple[Any, str, Any]] = {}
     if torch.cuda.is_available():
-        backends = torch.backends
-        wanted += [(backends.cudnn.conv, "fp32_precision", precision), (backends.cuda.matmul, "fp32_precision", precision)]
-        wanted += [(backends.cudnn, "benchmark", benchmark), (backends.cudnn, "enabled", cudnn)]
-    before = [getattr(owner, name) for owner, name, _ in wanted]
+        cudnn_settings, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        wanted = {
+            "cudnn.conv.fp32_precision": (cudnn_settings.conv, "fp32_precision", precision),
+            "cuda.matmul.fp32_precision": (matmul, "fp32_precision", precision),
+            "cudnn.benchmark": (cudnn_settings, "benchmark", benchmark),
+            "cudnn.deterministic": (cudnn_settings, "deterministic", deterministic),
+            "cudnn.enabled": (cudnn_settings, "enabled", cudnn),
+        }
+    before = {name: getattr(owner, attribute) for name, (owner, attribute, _) in wanted.items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for owner, name, value in wanted:
-            setattr(owner, name, value)
-        names = ("cudnn.conv.fp32_precision", "cuda.matmul.fp32_precision", "cudnn.benchmark", "cudnn.enabled")
+        for owner, attribute, value in wanted.values():
+            setattr(owner, attribute, value)
         with torch.no_grad():
-            yield {full: getattr(owner, name) for full, (owner, name, _) in zip(names, wanted, strict=False)}
+            yield {name: getattr(owner, attribute) for name, (owner, attribute, _) in wanted.items()}
     finally:
-        for (owner, name, _), value in zip(wanted, before, strict=True):
-            setattr(owner, name, value)
+        for name, (owner, attribute, _) in wanted.items():
+            setattr(owner, attribute, before[name])
         torch.set_num_threads(threads)
 
 
