@@ -166,13 +166,13 @@ def lookup(
         kernels: the candidates; None: the registered ones of the pass.
     """
     known = registry.kernels(question.pass_name) if kernels is None else kernels
-    stamps = tuple((path, _stamp(path)) for path in (user_path(), SHIPPED))
+    stamps = tuple((path, _stamp(path)) for path in (_user_path(*_variables()), str(SHIPPED)))
     return _lookup(question, problem, packed, arch, deterministic, tuple(known.values()), stamps)
 
 
 def user_path() -> Path:
     """Return the file of the user's own results: `CONVT3D_TUNING`, else `tuning.json` in the cache directory."""
-    return _user_path(os.environ.get("CONVT3D_TUNING"), os.environ.get("CONVT3D_CACHE"))
+    return Path(_user_path(*_variables()))
 
 
 def distance(problem: Problem, other: Problem) -> float:
@@ -208,12 +208,16 @@ def _sizes(p: Problem) -> tuple[int, ...]:
     return (p.batch * math.prod(p.input_size), p.in_channels // p.groups, p.out_channels // p.groups, p.groups)
 
 
+def _variables() -> tuple[str | None, str | None]:
+    return os.environ.get("CONVT3D_TUNING"), os.environ.get("CONVT3D_CACHE")
+
+
 @lru_cache(maxsize=8)
-def _user_path(given: str | None, cache_variable: str | None) -> Path:
-    return Path(given) if given else cache.cache_directory() / "tuning.json"
+def _user_path(given: str | None, cache_variable: str | None) -> str:
+    return given or str(cache.cache_directory() / "tuning.json")
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
     except OSError:
@@ -222,8 +226,8 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=8)
-def _loaded(path: Path, stamp: tuple[int, int] | None) -> Database:
-    return Database() if stamp is None else Database.load(path)
+def _loaded(path: str, stamp: tuple[int, int] | None) -> Database:
+    return Database() if stamp is None else Database.load(Path(path))
 
 
 @lru_cache(maxsize=4096)
@@ -234,7 +238,7 @@ def _lookup(
     arch: str | None,
     deterministic: bool,
     kernels: tuple[Kernel, ...],
-    stamps: tuple[tuple[Path, tuple[int, int] | None], ...],
+    stamps: tuple[tuple[str, tuple[int, int] | None], ...],
 ) -> Tuned | None:
     known = {kernel.name: kernel for kernel in kernels if kernel.deterministic or not deterministic}
     by_problem: dict[Problem, list[Entry]] = {}

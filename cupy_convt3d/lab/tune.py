@@ -1,9 +1,6 @@
 """`convt3d tune`: the quickest configuration of each kernel for each problem, into the tuning database.
 
-The search is our own and small. kernel-tuner (1.5) was considered: it picks its backend from a fixed list by name, launches one
-function of one module with scalars and arrays alone, and compiles for the architecture that CuPy chooses. Ours are several launches
-that share workspaces whose sizes follow from the tunables, take structs by value (`Problem`, `View`), need sm_90a, and are to be
-tuned on the host backend too; and what it would be left to do, choosing the next configuration, is the function `_rounds`.
+docs/benchmarking.md says why this is not kernel-tuner.
 """
 
 from __future__ import annotations
