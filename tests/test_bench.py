@@ -156,6 +156,13 @@ def test_a_wrong_result_is_called_wrong(meter: Bench) -> None:
     assert Contest(meter, "small", PROBLEM, "fprop", "fp32").kernel(little).error == pytest.approx(0.01, rel=1e-3)
 
 
+def test_either_measure_can_call_it_wrong() -> None:
+    good = row("kb61", 1.0, difference=1e-4, error=1e-4)
+    assert not good.wrong and not replace(good, difference=None, error=None).wrong
+    for bad in (0.1, float("nan"), float("inf")):
+        assert replace(good, difference=bad).wrong and replace(good, error=bad).wrong
+
+
 def test_a_rival_that_is_much_too_slow_is_called_once(meter: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(contest, "_MUCH_TOO_SLOW_MS", -1.0)
