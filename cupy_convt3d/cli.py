@@ -86,13 +86,13 @@ def _add_measured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pass", type=_names, dest="passes", default=["fprop"], metavar="PASS,...", help="default: fprop")
     parser.add_argument("--precision", type=_names, default=["fp32"], metavar="NAME,...", help=f"of {', '.join(DTYPES)}; ieee is fp32")
     parser.add_argument("--layout", type=_names, default=["ncdhw"] if tuning else None, metavar="NAME,...", help="ncdhw, channels_last")
-    every = "all" if tuning else "auto"
-    parser.add_argument("--kernels", type=_names, default=[every], metavar="NAME|FILE.cu,...", help=f"or all, or auto (default {every})")
+    every, text = ("all", "default: all") if tuning else ("auto", "or all; default: auto, what algorithm='auto' takes")
+    parser.add_argument("--kernels", type=_names, default=[every], metavar="NAME|FILE.cu,...", help=text)
     parser.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
 
 
 def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
+    return list(dict.fromkeys(name for name in text.split(",") if name))
 
 
 def _count(text: str) -> int:
@@ -266,12 +266,14 @@ def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | li
     from .lab.measure import LAYOUTS
     from .lab.suites import SUITES, suite
 
-    options.precision = ["fp32" if name == "ieee" else name for name in options.precision]
+    options.precision = list(dict.fromkeys("fp32" if name == "ieee" else name for name in options.precision))
     for option, given, known in (
         ("pass", options.passes, PASSES),
         ("precision", options.precision, tuple(DTYPES)),
-        ("layout", options.layout or [], LAYOUTS),
+        ("layout", options.layout or LAYOUTS, LAYOUTS),
     ):
+        if not given:
+            raise ProblemError(f"--{option}: names none; must be of {', '.join(known)}")
         if unknown := [name for name in given if name not in known]:
             raise ProblemError(f"--{option} {unknown[0]}: must be of {', '.join(known)}")
     if options.problem:

@@ -34,7 +34,7 @@ class Question(NamedTuple):
     """What an entry answers.
 
     Attributes:
-        device: as `Backend.capabilities()["device"]` names it.
+        device: `Backend.device_name`.
         pass_name: "fprop", "dgrad" or "wgrad".
         precision: the loosest arithmetic allowed, of `dtypes.DTYPES`.
         layout: "ncdhw" or "channels_last".

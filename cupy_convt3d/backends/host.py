@@ -120,6 +120,7 @@ class HostBackend(Backend):
         if sanitizer is not None and sanitizer not in SANITIZERS:
             raise BackendError(f"sanitize={sanitizer!r}: must be one of {', '.join(SANITIZERS)}")
         self.sanitizer = sanitizer
+        self.device_name = _processor()
         self._modules: dict[Instance, HostModule] = {}
 
     def compile(self, instance: Instance) -> HostModule:
@@ -153,7 +154,7 @@ class HostBackend(Backend):
         path = compiler()
         return {
             "backend": "host",
-            "device": _processor(),
+            "device": self.device_name,
             "compiler": _compiler_version(path),
             "cores": str(os.cpu_count()),
         }
@@ -171,6 +172,7 @@ class HostBackend(Backend):
         return elapsed_ms
 
 
+@lru_cache(maxsize=1)
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -93,6 +93,10 @@ def bench(
         "against": [RIVALS[where.name][name] for name in meter.against],
         "kernels": plan.kernels if isinstance(plan.kernels, str) else [kernel.name for kernel in plan.kernels],
         "complete": False,
+        "rows": [],
+        "summary": [],
+        "wrong": 0,
+        "elapsed_s": 0.0,
     }
     _print_head(console, data)
     rows: list[Row] = []

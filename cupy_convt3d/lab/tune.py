@@ -51,7 +51,7 @@ def tune(
         tell: gets a line for each kernel and problem.
     """
     database = Database.load(path)
-    device = bench.backend.capabilities()["device"]
+    device = bench.backend.device_name
     work = [
         (Question(device, pass_name, precision, layout), name, problem)
         for precision in precisions
