@@ -80,7 +80,7 @@ class Backend(ABC):
     """Where kernels run: `cuda` or `host`."""
 
     name: str
-    device_name: Any = "unknown"  # str: as results and the tuning database name it
+    device_name = "unknown"  # as results and the tuning database name it
     arch: Any = None  # str: the GPU's, such as "sm_90a"
     multiprocessors = HOST_MULTIPROCESSORS
 
