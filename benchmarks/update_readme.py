@@ -1,8 +1,9 @@
-"""Rewrites README's table of results, between its two markers, from the newest GPU report in `benchmarks/results/`.
+"""Rewrites README's results between its two markers, and the pictures beside them, from GPU results in `benchmarks/results/`.
 
-    python benchmarks/update_readme.py [RESULTS.json]
+    python benchmarks/update_readme.py [RESULTS.json ...]
 
-A results file is the `report.json` of `convt3d report` on a GPU. Where there is none, nothing is changed.
+A results file is what `convt3d bench --out` wrote on a GPU (a `report.json` will do). Each precision is shown from the newest file
+that has it, all of them from one device: that of the newest file. Where there is no such file, nothing is changed.
 """
 
 from __future__ import annotations
@@ -10,52 +11,158 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cupy_convt3d.lab.report import comparisons
+from cupy_convt3d.lab import plots
+from cupy_convt3d.lab.measure import Ceilings, Row
+from cupy_convt3d.lab.summary import Comparison, comparisons, rows_of, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+PLOTS = Path("benchmarks/plots")
+NAMES = {"fp32": "fp32 (ieee)"}
 
 
-def newest(directory: Path) -> Path | None:
-    """Return the GPU results file made last, or None; host results are skipped, they are no speed to show."""
-    made = {}
-    for path in directory.glob("*.json"):
+@dataclass(frozen=True)
+class Shown:
+    """One precision's rows, and the results file they come from."""
+
+    dtype: str
+    rows: list[Row]
+    data: dict[str, Any]
+    source: str
+
+    @property
+    def ceilings(self) -> Ceilings | None:
+        return None if self.data["ceilings"] is None else Ceilings(**self.data["ceilings"])
+
+
+def load(paths: Iterable[Path], root: Path) -> list[Shown]:
+    """Return what is to be shown, precision by precision; host results are skipped, they are no speed to show."""
+    files = []
+    for path in paths:
         data = json.loads(path.read_text())
         if "rows" in data and not data.get("scaled_down", True):
-            made[path] = data["created"]
-    return max(made, key=lambda path: made[path], default=None)
-
-
-def section(data: dict[str, Any], source: str) -> str:
-    """Return the Markdown that stands between the markers."""
-    machine, versions = data["machine"], data["versions"]
-    shown = [f"{name} {versions[name]}" for name in ("torch", "torch CUDA", "cuDNN", "cupy-cuda13x", "cupy-cuda12x") if name in versions]
-    ceilings = data["ceilings"]
-    lines = [
-        f"{machine['device']}, driver {machine.get('driver', 'unknown')}, {', '.join(shown)}, {data['created'][:10]} "
-        f"(`{source}`, commit `{(data['commit'] or 'unknown')[:10]}`). "
-        "fp32, TF32 off, medians, torch with `cudnn.benchmark` in the same run.",
-    ]
-    if ceilings:
-        lines.append(
-            f"Ceilings measured in that run: copy {ceilings['copy_bytes_per_s'] / 1e12:.2f} TB/s, "
-            f"GEMM fp32 {ceilings['gemm_flop_per_s']['fp32'] / 1e12:.1f} TFLOP/s; floor = the larger of FLOP and bytes over them."
-        )
-    lines += ["", "| problem | pass | quickest kernel | ms | cuDNN ms | cuDNN / kernel | share of floor |", "|---|---|---|---|---|---|---|"]
-    for entry in comparisons([row for row in data["rows"] if row["dtype"] == "fp32"]):
-        best, rival = entry["best"], entry["rival"]
-        if best is None:
-            lines.append(f"| {entry['case']} | {entry['pass_name']} | none | - | {_number(rival and rival['median_ms'])} | - | - |")
+            resolved = path.resolve()
+            files.append((data, str(resolved.relative_to(root)) if resolved.is_relative_to(root) else path.name))
+    files.sort(key=lambda file: file[0]["created"], reverse=True)
+    shown: dict[str, Shown] = {}
+    for data, source in files:
+        if data["machine"]["device"] != files[0][0]["machine"]["device"]:
             continue
-        share = "-" if best["share_of_floor"] is None else f"{best['share_of_floor']:.0%}"
-        speedup = "-" if best["speedup"] is None else f"{best['speedup']:.2f}x"
-        cells = (_number(best["median_ms"]), _number(rival and rival["median_ms"]), speedup, share)
-        lines.append(f"| {entry['case']} | {entry['pass_name']} | {best['contender']} | {' | '.join(cells)} |")
+        rows = rows_of(data)
+        for dtype in dict.fromkeys(row.dtype for row in rows):
+            shown.setdefault(dtype, Shown(dtype, [row for row in rows if row.dtype == dtype], data, source))
+    order = ("fp32", "tf32x3", "tf32", "bf16", "fp16", "fp64")
+    return sorted(shown.values(), key=lambda one: order.index(one.dtype))
+
+
+def section(shown: Sequence[Shown], pictures: bool = True) -> str:
+    """Return the Markdown that stands between the markers."""
+    lines = [
+        f"{shown[0].data['machine']['device']}. Medians in ms, the L2 flushed before each call; torch with `cudnn.benchmark` in the "
+        "same run and precision (tf32x3 against cuDNN's fp32). Kernels get NCDHW tensors; cuDNN's better layout is the quicker of "
+        "NCDHW and channels_last_3d, its tensors already in it. floor = the larger of FLOP and bytes over the ceilings measured in "
+        "the same run. The packed weight is kept from call to call; in brackets with packing in the time. Geometric means, fprop, "
+        "over the eleven problems of the suite `core`:",
+        "",
+        "| precision | against cuDNN, NCDHW | against its better layout | share of floors >= 0.02 ms | all problems, better layout |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [_means(one) for one in shown]
+    for one in shown:
+        lines += ["", f"<details><summary>{NAMES.get(one.dtype, one.dtype)}: every problem</summary>", "", _origin(one), ""]
+        if pictures:
+            for kind in ("speed", "roofline"):
+                lines += [f"![{kind}, {one.dtype}]({PLOTS.as_posix()}/{kind}-{one.dtype}.png)", ""]
+        lines += [*_table(one), "", "</details>"]
     return "\n".join(lines)
+
+
+def _means(one: Shown) -> str:
+    entries = {
+        (entry["layers"], entry["packing_in_time"]): entry
+        for entry in summary(one.rows)
+        if (entry["pass_name"], entry["layout"]) == ("fprop", "ncdhw")
+    }
+
+    def cell(layers: str, quantity: str, form: str) -> str:
+        values = [entries.get((layers, packing), {}).get(quantity) for packing in (False, True)]
+        if values[0] is None:
+            return "-"
+        inside = "" if values[1] is None else f" ({form.format(values[1])})"
+        return form.format(values[0]) + inside
+
+    cells = (
+        cell("core", "against_rival", "{:.2f}x"),
+        cell("core", "against_better_layout", "{:.2f}x"),
+        cell("core", "share_of_floor", "{:.0%}"),
+        cell("all", "against_better_layout", "{:.2f}x"),
+    )
+    return f"| {NAMES.get(one.dtype, one.dtype)} | {' | '.join(cells)} |"
+
+
+def _origin(one: Shown) -> str:
+    machine, versions, data = one.data["machine"], one.data["versions"], one.data
+    known = [f"{name} {versions[name]}" for name in ("torch", "torch CUDA", "cuDNN", "cupy-cuda13x", "cupy-cuda12x") if name in versions]
+    commit = data["commit"] or "unknown"
+    text = (
+        f"Driver {machine.get('driver', 'unknown')}, {', '.join(known)}, {data['created'][:10]} (`{one.source}`, "
+        f"commit `{commit[:10]}{'-dirty' * commit.endswith('-dirty')}`)."
+    )
+    if one.ceilings is not None:
+        rate = one.ceilings.gemm_flop_per_s.get(one.dtype)
+        gemm = "" if rate is None else f", GEMM {rate / 1e12:.1f} TFLOP/s" + " (a third of TF32's)" * (one.dtype == "tf32x3")
+        text += f" Ceilings: copy {one.ceilings.copy_bytes_per_s / 1e12:.2f} TB/s{gemm}."
+    return text
+
+
+def _table(one: Shown) -> list[str]:
+    heads = (
+        *("problem", "pass", "kernel", "ms", "with packing", "cuDNN NCDHW", "cuDNN channels_last"),
+        *("cuDNN / kernel", "better cuDNN / kernel", "share of floor", "error", "error of cuDNN"),
+    )
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    found = comparisons(one.rows)
+    other = {(c.pass_name, c.case): c.rival for c in found if c.layout == "channels_last"}
+    for c in found:
+        if c.layout != "ncdhw":
+            continue
+        best, rival, channels_last = c.best, c.rival, other.get((c.pass_name, c.case))
+        share = None if best is None else best.share_of_floor
+        cells = (
+            *(c.case, c.pass_name, "none" if best is None else best.contender),
+            *(_number(ms) for ms in (c.milliseconds(False), c.milliseconds(True))),
+            *(_number(row and row.median_ms) for row in (rival, channels_last)),
+            *("-" if ratio is None else f"{ratio:.2f}x" for ratio in (c.ratio(), c.ratio(better=True))),
+            "-" if share is None else f"{share:.0%}",
+            *("-" if row is None or row.error is None else f"{row.error:.1e}" for row in (best, rival)),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def draw(one: Shown, directory: Path) -> None:
+    """Write the pictures of one precision: the quickest kernel of each problem beside cuDNN in both layouts."""
+    rows = _contenders(comparisons(one.rows))
+    directory.mkdir(parents=True, exist_ok=True)
+    plots.speed_bars(rows).savefig(directory / f"speed-{one.dtype}.png", dpi=110)
+    if one.ceilings is not None and one.dtype in one.ceilings.gemm_flop_per_s:
+        plots.roofline(rows, one.ceilings, one.dtype).savefig(directory / f"roofline-{one.dtype}.png", dpi=110)
+
+
+def _contenders(found: Sequence[Comparison]) -> list[Row]:
+    rows = []
+    for c in found:
+        if c.best is not None and c.layout == "ncdhw":
+            rows.append(replace(c.best, contender="cupy_convt3d"))
+        if c.rival is not None:
+            shown = "cuDNN, NCDHW" if c.layout == "ncdhw" else "cuDNN, channels_last"
+            rows.append(replace(c.rival, contender=shown, is_rival=c.layout == "ncdhw"))
+    return sorted(rows, key=lambda row: ("cupy_convt3d", "cuDNN, NCDHW", "cuDNN, channels_last").index(row.contender))
 
 
 def rewritten(readme: str, body: str) -> str:
@@ -71,26 +178,27 @@ def rewritten(readme: str, body: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+    return "-" if value is None else f"{value:.4f}" if value < 1 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Rewrite the README of `root`; return 1 if it has no markers."""
-    parser = argparse.ArgumentParser(description="Rewrite README's table of results.")
-    parser.add_argument("results", type=Path, nargs="?", help="a report.json made on a GPU; default: the newest in benchmarks/results/")
-    path = parser.parse_args(arguments).results or newest(root / "benchmarks" / "results")
-    if path is None:
+    """Rewrite the README of `root` and its pictures; return 1 if it has no markers."""
+    parser = argparse.ArgumentParser(description="Rewrite README's results and pictures.")
+    parser.add_argument("results", type=Path, nargs="*", help="files of `convt3d bench --out` on a GPU; default: benchmarks/results/*.json")
+    given = parser.parse_args(arguments).results
+    shown = load(given or sorted((root / "benchmarks" / "results").glob("*.json")), root)
+    if not shown:
         print("benchmarks/results/ has no results from a GPU; README is left as it is.")
         return 0
     readme = root / "README.md"
-    resolved = path.resolve()
-    source = str(resolved.relative_to(root)) if resolved.is_relative_to(root) else path.name
     try:
-        readme.write_text(rewritten(readme.read_text(), section(json.loads(path.read_text()), source)))
+        readme.write_text(rewritten(readme.read_text(), section(shown)))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"README's table written from {source}")
+    for one in shown:
+        draw(one, root / PLOTS)
+    print(f"README's results written: {', '.join(f'{one.dtype} from {one.source}' for one in shown)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The command line: `convt3d check`, `convt3d info`, `convt3d report`."""
+"""The command line: `convt3d check`, `info`, `report`, `bench`, `tune`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from . import registry
 from .dtypes import DTYPES
 from .errors import BackendError, KernelError, ProblemError
-from .problem import Problem
+from .kernel import Kernel
+from .problem import PASSES, Problem
 
 if TYPE_CHECKING:
     from .lab.check import Progress
@@ -61,7 +62,37 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="check, run and time every kernel, and write a report")
     report.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="where to write it (default: report)")
     report.set_defaults(command=_report)
+
+    bench = commands.add_parser("bench", help="time kernels against cuDNN on named problems, and write JSON")
+    _add_measured(bench)
+    bench.add_argument("--against", type=_names, metavar="RIVAL,...", help="cudnn, torch (its own CUDA kernels); '': none")
+    bench.add_argument("--out", type=Path, metavar="FILE.json", help="where to write the results; rewritten after each problem")
+    bench.set_defaults(command=_bench)
+
+    tune = commands.add_parser("tune", help="search kernels' configurations, and keep the best for algorithm='auto'")
+    _add_measured(tune)
+    tune.add_argument("--again", action="store_true", help="search what the database has, too")
+    tune.add_argument("--out", type=Path, metavar="FILE.json", help="the database (default: your own, where 'auto' looks)")
+    tune.set_defaults(command=_tune)
     return parser
+
+
+def _add_measured(parser: argparse.ArgumentParser) -> None:
+    """Add what is measured: comma-separated lists, every combination of them."""
+    tuning = parser.prog.endswith("tune")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--suite", type=_names, default=["named"], metavar="NAME,...", help="default: named, which has all")
+    what.add_argument("--problem", type=_names, metavar="NAME,...", help="one of the suites, or such as n1_c1to2_i3_k3_s2")
+    parser.add_argument("--pass", type=_names, dest="passes", default=["fprop"], metavar="PASS,...", help="default: fprop")
+    parser.add_argument("--precision", type=_names, default=["fp32"], metavar="NAME,...", help=f"of {', '.join(DTYPES)}; ieee is fp32")
+    parser.add_argument("--layout", type=_names, default=["ncdhw"] if tuning else None, metavar="NAME,...", help="ncdhw, channels_last")
+    every, text = ("all", "default: all") if tuning else ("auto", "or all; default: auto, what algorithm='auto' takes")
+    parser.add_argument("--kernels", type=_names, default=[every], metavar="NAME|FILE.cu,...", help=text)
+    parser.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name for name in text.split(",") if name))
 
 
 def _count(text: str) -> int:
@@ -143,7 +174,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _facts() -> Iterator[tuple[str, str]]:
-    from . import cache
+    from . import cache, tuning
     from .backends.cuda import CudaBackend, available
     from .backends.host import HostBackend
 
@@ -163,6 +194,9 @@ def _facts() -> Iterator[tuple[str, str]]:
     except BackendError as error:
         yield "compiler", f"none: {error}"
     yield "cache", str(cache.cache_directory())
+    for path in (tuning.SHIPPED, tuning.user_path()):
+        entries = tuning.Database.load(path).entries()
+        yield "tuning", f"{len(entries)} entries in {path}, {tuning.stale(entries)} of them of code that has changed"
 
 
 def _version(names: Sequence[str]) -> str:
@@ -178,3 +212,74 @@ def _report(options: argparse.Namespace) -> int:
     from .lab import report  # plots, torch, the MRI volume
 
     return int(report.main(options.out))
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from .lab.bench import Plan, bench
+    from .lab.measure import LAYOUTS
+
+    problems, kernels = _measured(options)
+    layouts = options.layout or list(LAYOUTS)
+    plan = Plan(problems, options.passes, options.precision, layouts, kernels, options.against)
+    with _progress_bar() as progress:
+        data = bench(plan, options.out, backend=options.backend, progress=progress)
+    if options.out is not None:
+        print(f"Written: {options.out}")
+    return _FAILED if data["wrong"] else _PASSED
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from .lab.measure import Bench
+    from .lab.provenance import backend_named
+    from .lab.tune import tune
+    from .tuning import user_path
+
+    problems, wanted = _measured(options)
+    if wanted == "auto":
+        raise KernelError("--kernels auto: is what tuning decides; name kernels, or all")
+    kernels = registry.kernels() if isinstance(wanted, str) else {kernel.name: kernel for kernel in wanted}
+    path = options.out or user_path()
+    meter = Bench(backend_named(options.backend), budget_ms=50.0)
+    with _progress_bar() as progress:
+        tune(
+            meter,
+            problems,
+            kernels,
+            path,
+            passes=options.passes,
+            precisions=options.precision,
+            layouts=options.layout,
+            again=options.again,
+            progress=progress,
+        )
+    print(f"Written: {path}")
+    return _PASSED
+
+
+def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | list[Kernel]]:
+    """Return the problems and kernels that are meant, and leave only known names in the other lists.
+
+    Raises:
+        ProblemError, KernelError: a name is unknown; the message lists those there are.
+    """
+    from .lab.check import resolve
+    from .lab.measure import LAYOUTS
+    from .lab.suites import SUITES, suite
+
+    options.precision = list(dict.fromkeys("fp32" if name == "ieee" else name for name in options.precision))
+    for option, given, known in (
+        ("pass", options.passes, PASSES),
+        ("precision", options.precision, tuple(DTYPES)),
+        ("layout", options.layout or LAYOUTS, LAYOUTS),
+    ):
+        if not given:
+            raise ProblemError(f"--{option}: names none; must be of {', '.join(known)}")
+        if unknown := [name for name in given if name not in known]:
+            raise ProblemError(f"--{option} {unknown[0]}: must be of {', '.join(known)}")
+    if options.problem:
+        problems = {name: SUITES["named"].get(name) or Problem.parse(name) for name in options.problem}
+    else:
+        problems = {key: problem for name in options.suite for key, problem in suite(name).items()}
+    if options.kernels in (["all"], ["auto"]):
+        return problems, options.kernels[0]
+    return problems, [resolve(name) for name in options.kernels]

@@ -39,6 +39,15 @@ DTYPES = {
 }
 
 
+# What may stand in where a precision is the loosest arithmetic allowed: itself, then the stricter ones.
+_STRICTER = {"tf32": ("tf32", "tf32x3", "fp32"), "tf32x3": ("tf32x3", "fp32")}
+
+
+def allowed_instances(precision: str) -> tuple[str, ...]:
+    """Return the dtypes a kernel may be compiled for where `precision` is the loosest arithmetic allowed, loosest first."""
+    return _STRICTER.get(precision, (precision,))
+
+
 def dtype_name(dtype: object) -> str | None:
     """Return "fp64", "fp32", "fp16" or "bf16" for a NumPy dtype (bf16 as ml_dtypes has it), None for any other."""
     return next((known.element for known in DTYPES.values() if known.numpy == dtype), None)

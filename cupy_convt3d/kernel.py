@@ -45,7 +45,10 @@ _GLOBAL = re.compile(
     r"__global__\s+(?:static\s+)?void\s+(?:__launch_bounds__\s*\([^;{]*?\)\s*)?(?P<symbol>\w+)\s*\((?P<parameters>[^)]*)\)"
 )
 _TUNABLE = re.compile(r"^#ifndef (?P<name>[A-Z][A-Z0-9_]*)\n#define (?P=name) (?P<value>\d+)\n#endif", re.MULTILINE)
-_KEYS = {"pass", "dtypes", "architectures", "deterministic", "specialize", "constants", "restrictions", "workspace", "launch"}
+_KEYS = {
+    *("pass", "dtypes", "architectures", "deterministic", "specialize", "constants", "restrictions", "workspace", "search"),
+    "launch",
+}
 _TENSOR_KINDS = ("pointer", "view")
 _LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs"}
 
@@ -110,6 +113,7 @@ class Kernel:
             configuration.
         specialize: macros whose values follow from the problem: a GPU's binary is compiled for them, the host's is not.
         restrictions: expression that must hold, and the sentence that says why.
+        search: the values that `convt3d tune` tries, by tunable.
     """
 
     name: str
@@ -125,6 +129,7 @@ class Kernel:
     constants: Mapping[str, str | int] = field(default_factory=dict)
     restrictions: Mapping[str, str] = field(default_factory=dict)
     workspace: Mapping[str, str | int] = field(default_factory=dict)
+    search: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Kernel:
@@ -294,6 +299,11 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
     if not isinstance(launches, list) or not launches:
         raise fail("no [[launch]]: give at least one with grid and block")
     tunables = {m["name"]: int(m["value"]) for m in _TUNABLE.finditer(source)}
+    search = declared.get("search", {})
+    if not isinstance(search, dict) or not all(isinstance(v, list) and v and all(type(n) is int for n in v) for v in search.values()):
+        raise fail(f"search={search!r}: must be a table of tunable = [integers]")
+    if unknown := set(search) - set(tunables):
+        raise fail(f"search: {sorted(unknown)} are no tunables; there are {sorted(tunables)}")
     tensors = (*TENSORS[declared["pass"]], *declared.get("workspace", {}))
     declared_scalars = (*declared.get("specialize", {}), *declared.get("constants", {}), *tunables)
     scalars = {*Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)).names, *declared_scalars, *_device_names("fp32", 1)}
@@ -312,6 +322,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
         constants=declared.get("constants", {}),
         restrictions=declared.get("restrictions", {}),
         workspace=declared.get("workspace", {}),
+        search={name: tuple(values) for name, values in search.items()},
         launches=tuple(_launch(fail, entry, functions, tensors, scalars) for entry in launches),
     )
 

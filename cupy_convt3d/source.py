@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +45,36 @@ def _header_digest(root: Path, stamps: tuple[tuple[str, int, int], ...]) -> str:
     for name, _, _ in stamps:
         digest.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def code_digest(kernel: Kernel) -> str:
+    """Return a digest of what a GPU runs: declaration, code and the headers it includes, but no comments, spaces and paths.
+
+    It names what a measurement was made with, so it is the same on every machine and changes with whatever changes speed.
+    """
+    return _code_digest(kernel, header_digest())
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+_COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
+
+
+@lru_cache(maxsize=1024)
+def _code_digest(kernel: Kernel, headers: str) -> str:
+    texts, waiting = [kernel.source], [(include_directory(), kernel.source)]
+    seen: set[Path] = set()
+    while waiting:
+        folder, text = waiting.pop()
+        for name in _INCLUDE.findall(text):
+            path = next((p for p in (folder / name, include_directory() / name) if p.is_file()), None)
+            if path is not None and path.resolve() not in seen and "host" not in path.parts[-3:]:
+                seen.add(path.resolve())
+                waiting.append((path.parent, path.read_text()))
+    texts += [path.read_text() for path in sorted(seen)]
+    tables = (kernel.specialize, kernel.constants, kernel.restrictions, kernel.workspace)
+    declared = (kernel.dtypes, kernel.launches, *map(dict, tables))
+    code = [" ".join(_COMMENT_OR_STRING.sub(lambda m: " " if m[0][0] == "/" else m[0], text).split()) for text in texts]
+    return hashlib.sha256("\0".join([repr(declared), *code]).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

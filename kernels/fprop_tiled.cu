@@ -4,6 +4,10 @@ dtypes = ["fp64", "fp32", "fp16", "bf16"]
 [constants]
 voxel_tiles = "ceil_div(residue_voxels, TILE_VOXELS)"
 channel_tiles = "ceil_div(out_channels_per_group, TILE_CHANNELS)"
+[search]
+TILE_VOXELS = [64, 128, 256]
+TILE_CHANNELS = [16, 32, 64]
+TILE_DEPTH = [8, 16]
 [[launch]]
 grid = "batch * groups * residues * voxel_tiles * channel_tiles"
 block = "TILE_VOXELS // THREAD_VOXELS * (TILE_CHANNELS // THREAD_CHANNELS)"

@@ -5,6 +5,9 @@ dtypes = ["fp64", "fp32", "fp16", "bf16"]
 splits = "max(1, min(ceil_div(batch * input_voxels, SPLIT_VOXELS), ceil_div(MAX_BLOCKS, weight_numel)))"
 [workspace]
 partial = "splits * weight_numel"
+[search]
+BLOCK_THREADS = [128, 256]
+SPLIT_VOXELS = [512, 2048, 8192]
 [[launch]]
 symbol = "convt3d_wgrad_reduce"
 grid = "splits * weight_numel"

@@ -168,7 +168,7 @@ def update_readme() -> ModuleType:
     path = Path(__file__).parent.parent / "benchmarks" / "update_readme.py"
     spec = importlib.util.spec_from_file_location("update_readme", path)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where its dataclasses look for their types
     spec.loader.exec_module(module)
     return module
 
@@ -191,8 +191,23 @@ def test_readme_table_is_rewritten_between_its_markers(tmp_path: Path, made: Any
     (results / "gpu_z.json").write_text(json.dumps(gpu))
     assert module.main([], tmp_path) == 0
     text = readme.read_text()
-    assert text.startswith(f"top\n{module.BEGIN}\nGPU Z, driver 13.0") and text.endswith(f"{module.END}\nend\n")
-    assert "| kb61 | fprop | fprop_gather | 2.000 | 6.000 | 3.00x | 25% |" in text and "old" not in text
+    assert text.startswith(f"top\n{module.BEGIN}\nGPU Z. Medians") and text.endswith(f"{module.END}\nend\n")
+    assert "| kb61 | fprop | fprop_gather | 2.000 | - | 6.000 | - | 3.00x | - | 25% | - | - |" in text and "old" not in text
+    assert "| fp32 (ieee) | 3.00x | - | 25% | - |" in text and "Driver 13.0" in text
+    assert {path.name for path in (tmp_path / "benchmarks/plots").iterdir()} == {"speed-fp32.png", "roofline-fp32.png"}
+
+    newer = [asdict(replace(r, dtype="tf32", with_packing_ms=r.median_ms)) for r in (rival, row())]
+    newer += [asdict(replace(r, layout="channels_last", median_ms=4.0)) for r in (replace(rival, dtype="tf32"),)]
+    ceilings = {"copy_bytes_per_s": 3e12, "gemm_flop_per_s": {"tf32": 3e14}}
+    later = gpu | {"created": "2999-01-01", "ceilings": ceilings, "rows": newer, "commit": "0123456789abcdef-dirty"}
+    (results / "tf32.json").write_text(json.dumps(later))
+    (results / "other_gpu.json").write_text(json.dumps(gpu | {"machine": machine | {"device": "GPU Y"}}))
+    assert module.main([], tmp_path) == 0
+    text = readme.read_text()
+    assert "| tf32 | 3.00x (3.00x) | 2.00x (2.00x) | 25% (25%) | 2.00x (2.00x) |" in text and "| fp32 (ieee) | 3.00x | -" in text
+    assert "| kb61 | fprop | fprop_gather | 2.000 | 2.000 | 6.000 | 4.000 | 3.00x | 2.00x | 25% | - | - |" in text
+    assert "`0123456789-dirty`" in text and "GPU Y" not in text
+    assert (tmp_path / "benchmarks/plots/roofline-tf32.png").stat().st_size > 5000
 
     readme.write_text("no markers")
     assert module.main([], tmp_path) == 1

@@ -29,8 +29,24 @@ def test_kb73_g1_is_kb73_without_groups() -> None:
     assert problems["kb73_g1"].output_shape == problems["kb73"].output_shape
 
 
-def test_named_is_both_suites() -> None:
-    assert suite("named") == {**suite("kernelbench"), **suite("layers")}
+def test_core_is_what_cudnn_was_measured_on() -> None:
+    assert set(suite("core")) == set(GFLOP)
+
+
+def test_the_medical_networks_come_with_batch_1_and_2() -> None:
+    problems = suite("named")
+    for name in [*suite("nnunet"), *suite("swinunetr")]:
+        assert problems[name].batch == int(name[-1]), name
+    assert str(problems["nnunet_320to320_n1"]) == "n1_c320to320_i8x10x12_k2_s2"
+    assert str(problems["nnunet_flat_64to32_n2"]) == "n2_c64to32_i16x128x128_k1x2x2_s1x2x2"
+    assert str(problems["swinunetr_768to384_n2"]) == "n2_c768to384_i3_k2_s2"
+    assert str(problems["psmnet_64to32"]) == "n1_c64to32_i24x32x64_k3_s2_p1_op1"
+    assert str(problems["depthwise"]) == "n4_c128to128_i32_k4_s2_p1_g128"
+
+
+def test_named_is_all_suites() -> None:
+    everything = {name: problem for part in SUITES for name, problem in suite(part).items()}
+    assert suite("named") == everything and len(everything) == 35
     suite("named").clear()
     assert SUITES["named"], "suite() hands out its own copy"
 

@@ -80,6 +80,7 @@ class Backend(ABC):
     """Where kernels run: `cuda` or `host`."""
 
     name: str
+    device_name = "unknown"  # as results and the tuning database name it
     arch: Any = None  # str: the GPU's, such as "sm_90a"
     multiprocessors = HOST_MULTIPROCESSORS
 
@@ -90,6 +91,14 @@ class Backend(ABC):
         Raises:
             CompileError: the compiler refused the source.
             BackendError: the compiler or the GPU is missing.
+        """
+
+    @abstractmethod
+    def build(self, instance: Instance) -> None:
+        """Have an instance compiled in the cache, without loading it; several threads may do so at once.
+
+        Raises:
+            CompileError, BackendError: as `compile`.
         """
 
     def instance(self, kernel: Kernel, dtype: str, plan: Plan) -> Instance:

@@ -87,7 +87,7 @@ class CudaBackend(Backend):
         self._cupy = cupy
         self.device = cupy.cuda.Device().id if device is None else device
         properties = cupy.cuda.runtime.getDeviceProperties(self.device)
-        self._device_name = properties["name"].decode()
+        self.device_name = properties["name"].decode()
         self.arch = architecture(properties["major"], properties["minor"])
         self._modules: dict[Instance, CudaModule] = {}
         self.multiprocessors = properties["multiProcessorCount"]
@@ -99,6 +99,9 @@ class CudaBackend(Backend):
             known = self._modules[instance] = CudaModule(instance, self.device, self.arch)
         return known
 
+    def build(self, instance: Instance) -> None:
+        compile_cubin(instance, self.arch)
+
     def capabilities(self) -> dict[str, str]:
         runtime = self._cupy.cuda.runtime
 
@@ -107,7 +110,7 @@ class CudaBackend(Backend):
 
         return {
             "backend": "cuda",
-            "device": self._device_name,
+            "device": self.device_name,
             "architecture": self.arch,
             "driver": dotted(runtime.driverGetVersion()),
             "runtime": dotted(runtime.runtimeGetVersion()),
@@ -119,7 +122,7 @@ class CudaBackend(Backend):
         try:
             self._cupy.cuda.Device(self.device).synchronize()
         except self._cupy.cuda.runtime.CUDARuntimeError as error:
-            raise LaunchError(f"a kernel failed on {self._device_name}: {error}") from None
+            raise LaunchError(f"a kernel failed on {self.device_name}: {error}") from None
 
     def time(self, call: Callable[[], object], repeats: int) -> list[float]:
         """Return milliseconds of `call`'s work on the default stream by CUDA events, the L2 flushed before each call."""

@@ -120,6 +120,7 @@ class HostBackend(Backend):
         if sanitizer is not None and sanitizer not in SANITIZERS:
             raise BackendError(f"sanitize={sanitizer!r}: must be one of {', '.join(SANITIZERS)}")
         self.sanitizer = sanitizer
+        self.device_name = _processor()
         self._modules: dict[Instance, HostModule] = {}
 
     def compile(self, instance: Instance) -> HostModule:
@@ -127,6 +128,9 @@ class HostBackend(Backend):
         if known is None:
             known = self._modules[instance] = HostModule(self.library(instance), instance, self.sanitizer)
         return known
+
+    def build(self, instance: Instance) -> None:
+        self.library(instance)
 
     def library(self, instance: Instance) -> Path:
         """Return the path of the compiled library, from the cache where it is there and whole."""
@@ -150,7 +154,7 @@ class HostBackend(Backend):
         path = compiler()
         return {
             "backend": "host",
-            "device": _processor(),
+            "device": self.device_name,
             "compiler": _compiler_version(path),
             "cores": str(os.cpu_count()),
         }
@@ -168,6 +172,7 @@ class HostBackend(Backend):
         return elapsed_ms
 
 
+@lru_cache(maxsize=1)
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

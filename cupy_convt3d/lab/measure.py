@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .. import reference
 from ..backends.base import Arguments, Backend, TensorRef
 from ..dtypes import DTYPES
-from ..errors import BackendError, KernelError, LaunchError
-from ..kernel import Kernel
+from ..errors import BackendError, KernelError
+from ..kernel import Kernel, Plan
 from ..problem import Problem
+from ..source import Instance
+from .rivals import RIVALS, check_rivals, torch_module, torch_settings
 
 SLOW_MS = 1000.0  # whatever takes longer a call is timed once
-REPEATS = (3, 30)
-# Of the largest value. A timed result further off is a wrong one; what is wrong by less is `check`'s to find, this is not the oracle.
-TOLERANCE = {"fp64": 1e-9, "fp32": 1e-3, "fp16": 2e-2}
+REPEATS = (3, 50)
+LAYOUTS = ("ncdhw", "channels_last")
+# A timed result further off is a wrong one; what is wrong by less is `check`'s to find, this is not the oracle.
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-3, "tf32x3": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}  # of the largest value
+ERROR_LIMIT = {"fp64": 1e-10, "fp32": 1e-3, "tf32x3": 1e-3, "tf32": 5e-3, "fp16": 1e-2, "bf16": 5e-2}  # root mean square
 _PATTERN = 1_000_003  # a prime, so that the repeated random numbers fall in step with no tensor's pitch
 _COPY_BYTES = 1 << 30
 _GEMM_SIZE = 8192
@@ -34,21 +40,34 @@ class Ceilings:
     copy_bytes_per_s: float
     gemm_flop_per_s: Mapping[str, float]
 
-    def floor_ms(self, problem: Problem, pass_name: str, dtype: str) -> float:
-        """Return max(useful FLOP / GEMM ceiling, compulsory bytes / copy ceiling) in ms: no kernel runs much faster."""
+    def floor_ms(self, problem: Problem, pass_name: str, dtype: str) -> float | None:
+        """Return max(useful FLOP / GEMM ceiling, compulsory bytes / copy ceiling) in ms: no kernel runs much faster.
+
+        None where no GEMM of that dtype was measured.
+        """
+        if dtype not in self.gemm_flop_per_s:
+            return None
         moved = problem.compulsory_bytes(DTYPES[dtype].itemsize, pass_name)
         return 1e3 * max(problem.flop / self.gemm_flop_per_s[dtype], moved / self.copy_bytes_per_s)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel, or torch, on one problem. Times are None where it could not run; `note` says why.
+    """One kernel, or a rival, on one problem. Times are None where it could not run; `note` says why.
 
     Attributes:
-        low_ms, high_ms: fastest and slowest of `repeats` calls.
+        dtype: the precision that was asked for; `instance` is the kernel's own, which may be stricter.
+        median_ms: of `repeats` calls, the packed weight kept from an earlier call where the kernel packs it.
+        low_ms, high_ms: fastest and slowest of these calls.
         share_of_floor: floor / median; None off the GPU, where no ceiling is measured.
-        speedup: torch's median / this median, same run and device; None for torch itself and where there is no torch.
-        difference: largest difference from torch's result (GPU) or the NumPy reference's (host), over the largest value there.
+        speedup: the first rival's median / this median, same run, device and layout; None for rivals and where there is none.
+        difference: largest difference from the rival's result (GPU) or the NumPy reference's (host), over the largest value there.
+        layout: "ncdhw", or "channels_last" (3d) for the tensors that are not the weight; a rival's weight follows them.
+        with_packing_ms: median of calls that pack the weight too.
+        compile_ms, pack_ms, first_call_ms: once, apart from the above: to compile and load the kernel (next to nothing where an
+            earlier problem or run had), to pack the weight, and from nothing to the first result, compiling or searching included.
+        workspace_bytes: memory besides the tensors of the pass.
+        error: ||result - truth|| / ||truth|| over a sample of the result, the truth in fp64 from the same tensors.
     """
 
     case: str
@@ -68,36 +87,46 @@ class Row:
     speedup: float | None = None
     difference: float | None = None
     note: str = ""
+    layout: str = "ncdhw"
+    instance: str = ""
+    with_packing_ms: float | None = None
+    compile_ms: float | None = None
+    pack_ms: float | None = None
+    first_call_ms: float | None = None
+    workspace_bytes: int | None = None
+    error: float | None = None
 
     @property
     def wrong(self) -> bool:
         """Whether it ran and its result is not the expected one (unwritten elements are NaN, and so wrong)."""
-        return self.difference is not None and not self.difference <= TOLERANCE[self.dtype]
-
-
-def torch_module(backend: Backend) -> Any | None:
-    """Return torch where it is installed and can use the backend's device, else None."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    return torch if backend.name == "host" or torch.cuda.is_available() else None
+        far = self.difference is not None and not self.difference <= TOLERANCE[self.dtype]
+        return far or (self.error is not None and not self.error <= ERROR_LIMIT[self.dtype])
 
 
 class Bench:
-    """Times contenders on one backend; arrays are made once for a problem and dtype.
+    """Times contenders on one backend.
 
     Args:
         backend: where kernels run; torch runs on the same device, on the host with one thread because our kernels have one.
         budget_ms: about how long the repeats of one measurement may take.
         seed: of the numbers in the arrays; standard normal, and NaN in the tensor that is to be written.
+        against: rivals, of `rivals.RIVALS[backend]`; None takes the first where there is torch.
+
+    Raises:
+        BackendError: there is no such rival.
     """
 
-    def __init__(self, backend: Backend, budget_ms: float = 500.0, seed: int = 0) -> None:
+    def __init__(
+        self, backend: Backend, budget_ms: float = 500.0, seed: int = 0, against: Sequence[str] | None = None
+    ) -> None:
         self.backend = backend
         self.budget_ms = budget_ms
         self.torch: Any = torch_module(backend)
-        self.rival_name = "torch CPU, 1 thread" if backend.name == "host" else "cuDNN (torch)"
+        self.against = tuple(RIVALS[backend.name])[:1] if against is None else tuple(against)
+        check_rivals(backend.name, self.against)
+        if self.torch is None:
+            self.against = ()
+        self.build_ms: dict[Instance, float] = {}  # what compiling took, beside others on the other cores
         self._pattern = np.random.default_rng(seed).standard_normal(_PATTERN, np.float32)
         if backend.name == "host":
             self.xp: Any = np
@@ -106,38 +135,105 @@ class Bench:
 
             self.xp = cupy
 
-    def arrays(self, problem: Problem, pass_name: str, dtype: str) -> dict[str, Any]:
-        """Return the tensors of a pass, NumPy or CuPy by backend; the written one is all NaN."""
-        shapes, written = problem.shapes(pass_name)
-        pattern = self.xp.asarray(self._pattern.astype(DTYPES[dtype].numpy))
-        arrays = {}
-        for position, (name, shape) in enumerate(shapes.items()):
-            if name == written:
-                arrays[name] = self.xp.full(shape, np.nan, pattern.dtype)
-                continue
-            numel = int(np.prod(shape))
-            start = 1009 * position  # not the same numbers in every tensor
-            arrays[name] = self.xp.tile(pattern, (start + numel) // _PATTERN + 1)[start : start + numel].reshape(shape)
-        return arrays
+    @property
+    def rival_name(self) -> str | None:
+        """What results call the first rival, or None."""
+        return RIVALS[self.backend.name][self.against[0]] if self.against else None
 
-    def prepared(self, kernel: Kernel, problem: Problem, dtype: str, arrays: Mapping[str, Any]) -> Callable[[], None]:
-        """Return a call that launches the kernel and does nothing else: planned, compiled and allocated here.
+    def plan(self, kernel: Kernel, problem: Problem, dtype: str) -> Plan:
+        """Return the kernel's launches on this backend.
 
         Raises:
             KernelError: the kernel cannot do the problem; the text is `Kernel.why_not`'s.
         """
         kernel.require(problem, dtype, self.backend.arch)
-        plan = kernel.plan(problem, dtype, self.backend.multiprocessors)
+        return kernel.plan(problem, dtype, self.backend.multiprocessors)
+
+    def build(self, contenders: Iterable[tuple[Kernel, Problem, str]]) -> None:
+        """Fill the cache of compiled kernels, several at a time; what cannot be compiled is left for its own turn to say."""
+        instances = []
+        for kernel, problem, dtype in contenders:
+            with suppress(KernelError):
+                instances.append(self.backend.instance(kernel, dtype, self.plan(kernel, problem, dtype)))
+
+        def timed(instance: Instance) -> float:
+            start = time.perf_counter()
+            with suppress(BackendError):
+                self.backend.build(instance)
+            return (time.perf_counter() - start) * 1e3
+
+        new = [instance for instance in dict.fromkeys(instances) if instance not in self.build_ms]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self.build_ms.update(zip(new, pool.map(timed, new), strict=True))
+
+    def arrays(self, problem: Problem, pass_name: str, dtype: str, layout: str = "ncdhw") -> dict[str, Any]:
+        """Return the tensors of a pass, NumPy or CuPy by backend; the written one is all NaN.
+
+        The values are the same in each layout; the weight is contiguous in both. CuPy gets bf16 as the 16-bit integers of its bits.
+        """
+        shapes, written = problem.shapes(pass_name)
+        pattern = self._pattern.astype(DTYPES[dtype].numpy)
+        if dtype == "bf16" and self.xp is not np:
+            pattern = pattern.view(np.int16)
+        pattern = self.xp.asarray(pattern)
+        arrays = {}
+        for position, (name, shape) in enumerate(shapes.items()):
+            if name == written:
+                array = self.xp.empty(shape, pattern.dtype)
+            else:
+                numel, start = int(np.prod(shape)), _start(position)
+                array = self.xp.tile(pattern, (start + numel) // _PATTERN + 1)[start : start + numel].reshape(shape)
+            if layout == "channels_last" and len(shape) == 5 and "weight" not in name:
+                array = self.xp.ascontiguousarray(array.transpose(0, 2, 3, 4, 1)).transpose(0, 4, 1, 2, 3)
+            arrays[name] = array
+        poison(arrays[written])
+        return arrays
+
+    def pick(self, problem: Problem, pass_name: str, dtype: str) -> Callable[[str, Any], Any]:
+        """Return what `accuracy.sample` asks for the values of `arrays`."""
+        pattern = self._pattern.astype(DTYPES[dtype].numpy).astype(np.float64)
+        starts = {name: _start(position) for position, name in enumerate(problem.shapes(pass_name)[0])}
+        return lambda name, offsets: pattern[(starts[name] + offsets) % _PATTERN]
+
+    def prepared(
+        self, kernel: Kernel, problem: Problem, dtype: str, arrays: Mapping[str, Any], packed: bool = False
+    ) -> Callable[[], None]:
+        """Return a call that launches the kernel and does nothing else: planned, compiled and allocated here.
+
+        Args:
+            packed: whether the weight is packed here, once, so that the call finds it packed.
+
+        Raises:
+            KernelError: the kernel cannot do the problem; the text is `Kernel.why_not`'s.
+        """
+        packing, rest = self._launches(kernel, problem, dtype, arrays)
+        if packed:
+            packing()
+            return rest
+        return lambda: (packing(), rest())[0]
+
+    def packing(self, kernel: Kernel, problem: Problem, dtype: str, arrays: Mapping[str, Any]) -> Callable[[], None]:
+        """Return a call that packs the weight and does nothing else."""
+        return self._launches(kernel, problem, dtype, arrays)[0]
+
+    def _launches(
+        self, kernel: Kernel, problem: Problem, dtype: str, arrays: Mapping[str, Any]
+    ) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return the call that packs the weight and the one that does the rest; they share the workspaces."""
+        plan = self.plan(kernel, problem, dtype)
         module = self.backend.compile(self.backend.instance(kernel, dtype, plan))
         workspace = {name: self.xp.empty(numel, DTYPES[dtype].accumulate) for name, numel in plan.workspace.items()}
         tensors = {name: _reference(array) for name, array in {**arrays, **workspace}.items()}
         launches = [(step, Arguments(step, problem, tensors)) for step in plan.launches if 0 not in step.grid]
 
-        def call(keep: object = workspace) -> None:  # the workspace lives as long as the call
+        def call(launches: Sequence[tuple[Any, Arguments]], keep: object = (arrays, workspace)) -> None:  # alive as the call is
             for step, arguments in launches:
                 module.launch(step, arguments, 0, 0)
 
-        return call
+        return (
+            partial(call, [launch for launch in launches if launch[0].packs]),
+            partial(call, [launch for launch in launches if not launch[0].packs]),
+        )
 
     def milliseconds(self, call: Callable[[], object]) -> list[float]:
         """Return the times of repeated calls, or of one call if that takes over a second; a first call never counts."""
@@ -147,126 +243,76 @@ class Bench:
         low, high = REPEATS
         return self.backend.time(call, min(high, max(low, int(self.budget_ms / max(once[0], 1e-3)))))
 
+    def first(self, call: Callable[[], object]) -> tuple[float, Any]:
+        """Return the milliseconds one call takes until its work is done, by the clock on the wall, and its result."""
+        self.backend.synchronize()
+        start = time.perf_counter()
+        result = call()
+        self.backend.synchronize()
+        return (time.perf_counter() - start) * 1e3, result
+
     def compare(
-        self, case: str, problem: Problem, pass_name: str, kernels: Sequence[Kernel], dtype: str, ceilings: Ceilings | None = None
+        self,
+        case: str,
+        problem: Problem,
+        pass_name: str,
+        kernels: Sequence[Kernel],
+        dtype: str,
+        ceilings: Ceilings | None = None,
+        layout: str = "ncdhw",
     ) -> list[Row]:
-        """Return a row for torch, where there is torch, and one for each kernel of `pass_name`."""
-        arrays = self.arrays(problem, pass_name, dtype)
-        written = problem.shapes(pass_name)[1]
-        blank = Row(case, str(problem), pass_name, self.rival_name, True, dtype, problem.flop)
-        blank = replace(blank, bytes_moved=problem.compulsory_bytes(DTYPES[dtype].itemsize, pass_name))
-        if ceilings is not None:
-            blank = replace(blank, floor_ms=ceilings.floor_ms(problem, pass_name, dtype))
-        rows, expected, rival_ms = [], None, None
-        if self.torch is not None:
-            row, expected = self._rival(blank, problem, arrays)
-            rows.append(row)
-            rival_ms = row.median_ms
-        if self.backend.name == "host":
-            expected = reference.run(pass_name, problem, arrays)
-        for kernel in kernels:
-            row = replace(blank, contender=kernel.name, is_rival=False)
-            arrays[written].fill(np.nan)
-            try:
-                times = self.milliseconds(self.prepared(kernel, problem, dtype, arrays))
-                row = _timed(row, times, rival_ms)
-                rows.append(replace(row, difference=self._difference(arrays[written], expected)))
-            except (KernelError, BackendError, LaunchError) as error:
-                rows.append(replace(row, note=str(error).splitlines()[0]))
-        return rows
+        """Return a row for each rival and one for each kernel of `pass_name`."""
+        from .contest import Contest  # which is made of the above
 
-    def _rival(self, row: Row, problem: Problem, arrays: Mapping[str, Any]) -> tuple[Row, Any]:
-        torch = self.torch
-        convert = torch.from_numpy if self.backend.name == "host" else torch.from_dlpack
-        tensors = {name: convert(array) for name, array in arrays.items()}
-        call = _torch_call(torch, problem, row.pass_name, tensors)
-        with ieee_torch(torch):
-            try:
-                expected = call()
-                return _timed(row, self.milliseconds(call), None), expected
-            except RuntimeError as error:  # cuDNN has no plan for it, or the memory is short
-                return replace(row, note=str(error).splitlines()[0]), None
-
-    def _difference(self, result: Any, expected: Any) -> float | None:
-        if expected is None:
-            return None
-        if self.backend.name == "host":
-            wide = result.astype(np.float64)
-            return float(np.abs(wide - expected).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny))
-        result = self.torch.from_dlpack(result)
-        return float((result - expected).abs().max().float() / expected.abs().max().float())
-
-
-@contextmanager
-def ieee_torch(torch: Any) -> Iterator[None]:
-    """Make torch use one CPU thread, search for its best cuDNN algorithm, and leave fp32 products unrounded; then put it back."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad(), _ieee_cudnn(torch) if torch.cuda.is_available() else nullcontext():
-            yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextmanager
-def _ieee_cudnn(torch: Any) -> Iterator[None]:
-    settings = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
-    before, benchmark = [setting.fp32_precision for setting in settings], torch.backends.cudnn.benchmark
-    try:
-        for setting in settings:
-            setting.fp32_precision = "ieee"
-        torch.backends.cudnn.benchmark = True
-        yield
-    finally:
-        for setting, value in zip(settings, before, strict=True):
-            setting.fp32_precision = value
-        torch.backends.cudnn.benchmark = benchmark
+        contest = Contest(self, case, problem, pass_name, dtype, ceilings, layout)
+        return [contest.rival(name) for name in self.against] + [contest.kernel(kernel) for kernel in kernels]
 
 
 def measure_ceilings(bench: Bench, dtypes: Sequence[str] = ("fp32",)) -> Ceilings | None:
-    """Return what a large copy and an 8192-cubed GEMM reach on the GPU now; None on the host, which gets no ceilings."""
+    """Return what a large copy and an 8192-cubed GEMM reach on the GPU now; None on the host, which gets no ceilings.
+
+    "tf32x3" gets a third of TF32's rate: it makes three such products of each. Without torch only CuPy's own types are measured.
+    """
     if bench.backend.name == "host":
         return None
     xp = bench.xp
     source = xp.random.randint(0, 256, _COPY_BYTES, dtype=np.uint8)
     target = xp.empty_like(source)
     copy_ms = statistics.median(bench.backend.time(lambda: xp.copyto(target, source), 20))
-    rates = {}
-    for dtype in dtypes:
-        # Random values: constant operands switch fewer transistors and can run faster than any real problem.
-        a, b = (xp.random.standard_normal((_GEMM_SIZE, _GEMM_SIZE)).astype(DTYPES[dtype].numpy) for _ in range(2))
-        if bench.torch is None:
-            # NOTE: CuPy rounds fp32 to TF32 only where CUPY_TF32=1 asks for it; the report records that variable.
-            gemm_ms = statistics.median(bench.backend.time(partial(xp.matmul, a, b), 10))
-        else:
-            left, right = bench.torch.from_dlpack(a), bench.torch.from_dlpack(b)
-            with ieee_torch(bench.torch):
-                gemm_ms = statistics.median(bench.backend.time(partial(bench.torch.matmul, left, right), 10))
-        rates[dtype] = 2 * _GEMM_SIZE**3 / gemm_ms * 1e3
+    rates = {dtype: rate for dtype in dict.fromkeys(dtypes) if (rate := _gemm_flop_per_s(bench, dtype)) is not None}
     return Ceilings(2 * _COPY_BYTES / copy_ms * 1e3, rates)
 
 
-def _timed(row: Row, times: list[float], rival_ms: float | None) -> Row:
-    median = statistics.median(times)
-    share = None if row.floor_ms is None else row.floor_ms / median
-    row = replace(row, repeats=len(times), median_ms=median, low_ms=min(times), high_ms=max(times), share_of_floor=share)
-    return replace(row, speedup=None if rival_ms is None else rival_ms / median)
+def _gemm_flop_per_s(bench: Bench, dtype: str) -> float | None:
+    if dtype == "tf32x3":
+        single = _gemm_flop_per_s(bench, "tf32")
+        return None if single is None else single / 3
+    # Random values: constant operands switch fewer transistors and can run faster than any real problem.
+    shape, torch = (_GEMM_SIZE, _GEMM_SIZE), bench.torch
+    if torch is not None:
+        names = {"fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
+        a, b = (torch.randn(shape, device="cuda").to(getattr(torch, names.get(dtype, "float32"))) for _ in range(2))
+        with torch_settings(torch, dtype):
+            elapsed_ms = bench.backend.time(partial(torch.matmul, a, b), 10)
+    elif dtype in ("fp64", "fp32", "fp16"):
+        # NOTE: CuPy rounds fp32 to TF32 only where CUPY_TF32=1 asks for it; the results record that variable.
+        a, b = (bench.xp.random.standard_normal(shape).astype(DTYPES[dtype].numpy) for _ in range(2))
+        elapsed_ms = bench.backend.time(partial(bench.xp.matmul, a, b), 10)
+    else:
+        return None
+    return 2 * _GEMM_SIZE**3 / statistics.median(elapsed_ms) * 1e3
+
+
+def poison(array: Any) -> None:
+    """Fill an array with NaN; the integers that stand for bf16 with the bits of one."""
+    array.fill(-1 if array.dtype.kind == "i" else np.nan)
+
+
+def _start(position: int) -> int:
+    """Where in the pattern a tensor begins: not the same numbers in every one, but memory as aligned as an allocator's."""
+    return 1024 * position
 
 
 def _reference(array: Any) -> TensorRef:
     pointer = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
     return TensorRef(pointer, array.shape, tuple(step // array.itemsize for step in array.strides))
-
-
-def _torch_call(torch: Any, problem: Problem, pass_name: str, tensors: Mapping[str, Any]) -> Callable[[], Any]:
-    p = problem
-    if pass_name == "fprop":
-        arguments = (tensors["input"], tensors["weight"], tensors.get("bias"), p.stride, p.padding, p.output_padding, p.groups)
-        return lambda: torch.nn.functional.conv_transpose3d(*arguments, p.dilation)
-    # One gradient at a time, as the kernels compute them. The tensor that only lends its shape is the (NaN) written one.
-    gradient = tensors["grad_output"]
-    source, weight = tensors.get("input", tensors.get("grad_input")), tensors.get("weight", tensors.get("grad_weight"))
-    mask = [pass_name == "dgrad", pass_name == "wgrad", False]
-    geometry = (p.stride, p.padding, p.dilation, True, p.output_padding, p.groups, mask)
-    return lambda: torch.ops.aten.convolution_backward(gradient, source, weight, None, *geometry)[mask.index(True)]

@@ -84,11 +84,12 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, dtype: str = "fp32") -> Fi
     axes.annotate(f"copy: {bandwidth / 1e12:.2f} TB/s", (low, low * bandwidth / 1e12), (4, 0), va="top", **note)
     marks = dict(zip(PASSES, "os^", strict=True))
     for contender, color in _colors(timed).items():
+        passes = {row.pass_name for row in timed if row.contender == contender}
         for name in PASSES:
             own = [row for row in timed if (row.contender, row.pass_name) == (contender, name)]
             if own:
                 rates = [row.flop / (row.median_ms or math.inf) / 1e9 for row in own]
-                label = _literal(f"{contender} ({name})" if own[0].is_rival else contender)
+                label = _literal(f"{contender} ({name})" if len(passes) > 1 else contender)
                 axes.scatter([r.flop / r.bytes_moved for r in own], rates, 22, color=color, marker=marks[name], alpha=0.85, label=label)
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("useful FLOP / compulsory byte", fontsize=8, color=_INK)

@@ -1,20 +1,41 @@
-"""Where and with what a result was made: machine, versions, commit, settings that change numbers."""
+"""Where and with what a result was made (machine, versions, commit, settings that change numbers), and the file it is kept in."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .measure import Bench, ieee_torch
+import numpy as np
+
+from ..backends.base import Backend
+from ..backends.cuda import CudaBackend, available
+from ..backends.host import HostBackend
+from ..errors import BackendError
+from .measure import Bench
+from .rivals import torch_settings
+
+
+def backend_named(name: str | None) -> Backend:
+    """Return the backend "cuda" or "host"; None takes the GPU where there is one.
+
+    Raises:
+        BackendError: there is no such backend, or what it needs is missing.
+    """
+    if name not in (None, "cuda", "host"):
+        raise BackendError(f"backend={name!r}: must be cuda or host")
+    return CudaBackend() if name == "cuda" or (name is None and available()) else HostBackend()
 
 
 def provenance(bench: Bench) -> dict[str, Any]:
-    """Return where and with what a report is made: time, machine, versions, commit, TF32 state."""
+    """Return where and with what results are made: time, machine, versions, commit, TF32 state."""
     packages = ("cupy-convt3d", "numpy", "torch", "cupy-cuda12x", "cupy-cuda13x", "nibabel", "matplotlib")
     versions = {"python": platform.python_version(), **{name: v for name in packages if (v := _version(name))}}
     torch = bench.torch
@@ -25,19 +46,36 @@ def provenance(bench: Bench) -> dict[str, Any]:
         "machine": bench.backend.capabilities() | {"system": f"{platform.system()} {platform.release()} {platform.machine()}"},
         "versions": versions,
         "commit": commit(),
-        "rival": None if torch is None else bench.rival_name,
+        "rival": bench.rival_name,
         "tf32": tf32_state(bench),
     }
 
 
-def tf32_state(bench: Bench) -> dict[str, str]:
-    """Return what may round fp32 products to TF32, as read while torch is set up to be timed."""
-    state = {"kernels": "ieee", "CUPY_TF32": os.environ.get("CUPY_TF32", "unset")}
-    if bench.torch is not None and bench.backend.name == "cuda":
-        with ieee_torch(bench.torch):
-            backends = bench.torch.backends
-            state |= {"cudnn.conv": backends.cudnn.conv.fp32_precision, "cuda.matmul": backends.cuda.matmul.fp32_precision}
+def tf32_state(bench: Bench, dtype: str = "fp32") -> dict[str, str]:
+    """Return what may round fp32 products to TF32, as read while torch is set up to be timed for that dtype."""
+    state = {"kernels": "ieee" if dtype == "fp32" else dtype, "CUPY_TF32": os.environ.get("CUPY_TF32", "unset")}
+    if bench.torch is not None:
+        with torch_settings(bench.torch, dtype) as settings:
+            state |= {name: str(value) for name, value in settings.items()}
     return state
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a results file, whole or not at all; NaN and infinities, for which JSON has no word, as text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(_finite(data), indent=1, allow_nan=False) + "\n")
+    os.replace(temporary, path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return value
 
 
 def _version(package: str) -> str | None:

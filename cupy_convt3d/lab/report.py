@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,10 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from ..backends.base import Backend
-from ..backends.cuda import CudaBackend
-from ..backends.cuda import available as cuda_available
-from ..backends.host import HostBackend
-from ..errors import BackendError
 from ..kernel import Kernel
 from ..problem import PASSES, Problem
 from ..registry import kernels
@@ -30,12 +24,12 @@ from . import plots
 from .check import CheckReport, check
 from .measure import Bench, Ceilings, Row, measure_ceilings
 from .mri import VOLUME, mri_volume, trilinear, trilinear_weight
-from .provenance import provenance
-from .suites import scaled_down, suite
+from .provenance import backend_named, provenance, write_json
+from .suites import HOST_FLOP_LIMIT, scaled_down, suite
+from .summary import Comparison, comparisons, rows_of
 
 FORMAT = 1  # of report.json
 EXAMPLES = 150
-HOST_FLOP_LIMIT = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ def main(
     """
     started = time.perf_counter()
     console = console or Console()
-    where = _backend(backend)
+    where = backend_named(backend)
     bench = Bench(where, budget_ms or (500.0 if where.name == "cuda" else 100.0))
     registered = kernels() if registered is None else registered
     data = {"format": FORMAT} | provenance(bench)
@@ -102,7 +96,7 @@ def main(
     _print_results(console, data)
     out = Path("report") if out is None else Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(json.dumps(_finite(data), indent=1, allow_nan=False) + "\n")
+    write_json(out / "report.json", data)
     (out / "report.html").write_text(html(data, _pictures(checks, rows, ceilings, volume, upsampled)), encoding="utf-8")
     verdict = "Passed" if passed else "[bold red]FAILED[/]"
     console.print(f"{verdict} in {data['elapsed_s']:.0f} s. Written: {out / 'report.html'}, {out / 'report.json'}")
@@ -116,30 +110,13 @@ def html(data: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["ms"] = _ms
     template = environment.from_string(resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8"))
-    return template.render(**data, pictures=pictures, passes=_by_pass(data["rows"]))
+    return template.render(**data, pictures=pictures, passes=_by_pass(rows_of(data)))
 
 
-def comparisons(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return an entry for each problem and pass: torch's row (or None), the kernels' rows, and the quickest right kernel's name."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for pass_name in PASSES:
-        for row in rows:
-            if row["pass_name"] == pass_name:
-                groups.setdefault((pass_name, row["case"]), []).append(row)
-    entries = []
-    for (pass_name, case), own in groups.items():
-        contenders = [row for row in own if not row["is_rival"]]
-        right = [row for row in contenders if row["median_ms"] is not None and not row["wrong"]]
-        best = min(right, key=lambda row: row["median_ms"], default=None)
-        rival = next((row for row in own if row["is_rival"]), None)
-        entries.append({"pass_name": pass_name, "case": case, "rival": rival, "kernels": contenders, "best": best})
-    return entries
-
-
-def _by_pass(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for entry in comparisons(rows):
-        groups.setdefault(entry["pass_name"], []).append(entry)
+def _by_pass(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
+    groups: dict[str, list[Comparison]] = {}
+    for comparison in comparisons(rows):
+        groups.setdefault(comparison.pass_name, []).append(comparison)
     return groups
 
 
@@ -159,14 +136,6 @@ def upsample(bench: Bench, kernel: Kernel, volume: np.ndarray[Any, Any]) -> tupl
     # A sum of 8 products of magnitudes that add up to at most the largest value: 8 roundings on each side.
     passed = bool(difference <= 16 * 2.0**-24 and np.isfinite(result).all())
     return result, RealInput(kernel.name, times[0], difference, passed)
-
-
-def _backend(name: str | None) -> Backend:
-    if name not in (None, "cuda", "host"):
-        raise BackendError(f"backend={name!r}: must be cuda or host")
-    if name == "cuda" or (name is None and cuda_available()):
-        return CudaBackend()
-    return HostBackend()
 
 
 def _check_all(progress: Progress, registered: Mapping[str, Kernel], backend: Backend, examples: int) -> dict[str, CheckReport]:
@@ -199,7 +168,7 @@ def _real_input(
 def _time_all(
     progress: Progress, registered: Mapping[str, Kernel], bench: Bench, flop_limit: int, ceilings: Ceilings | None
 ) -> list[Row]:
-    problems = suite("named")
+    problems = suite("kernelbench") | suite("layers")
     if bench.backend.name == "host":
         problems = {name: scaled_down(problem, flop_limit) for name, problem in problems.items()}
     task = progress.add_task("time", total=len(problems) * len(PASSES))
@@ -255,17 +224,6 @@ def _data_uri(figure: Any, kind: str) -> str:
     return f"data:{mime};base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
-def _finite(value: Any) -> Any:
-    """Return `value` with NaN and infinities as text: JSON has no word for them."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else str(float(value))
-    return value
-
-
 def _ms(value: float | None) -> str:
     if value is None:
         return "-"
@@ -302,8 +260,8 @@ def _print_timings(console: Console, data: Mapping[str, Any]) -> None:
     console.print("Timed: median milliseconds" + (", in brackets rival / kernel" if data["rival"] else ""), style="italic")
     if data["scaled_down"]:
         console.print(f"Scaled down to {data['flop_limit'] / 1e6:.3g} MFLOP a problem, host: no GPU numbers.", style="italic")
-    for pass_name, own in _by_pass(data["rows"]).items():
-        names = [row["contender"] for row in own[0]["kernels"]]
+    for pass_name, own in _by_pass(rows_of(data)).items():
+        names = [row.contender for row in own[0].kernels]
         columns = [_plain(name.removeprefix(f"{pass_name}_")) for name in names]
         table = Table("problem", *columns, title=f"{pass_name}, fp32", title_justify="left")
         if data["rival"]:
@@ -311,20 +269,20 @@ def _print_timings(console: Console, data: Mapping[str, Any]) -> None:
         if data["ceilings"]:
             table.add_column("best, of floor")
         for entry in own:
-            cells = [_cell(row, row is entry["best"]) for row in entry["kernels"]]
+            cells = [_cell(row, row is entry.best) for row in entry.kernels]
             if data["rival"]:
-                cells.append(_ms(entry["rival"]["median_ms"]) if entry["rival"] else "-")
+                cells.append(_ms(entry.rival.median_ms) if entry.rival else "-")
             if data["ceilings"]:
-                cells.append("-" if entry["best"] is None else f"{entry['best']['share_of_floor']:.0%}")
-            table.add_row(entry["case"], *cells)
+                cells.append("-" if entry.best is None else f"{entry.best.share_of_floor:.0%}")
+            table.add_row(entry.case, *cells)
         console.print(table)
 
 
-def _cell(row: Mapping[str, Any], best: bool) -> str:
-    if row["median_ms"] is None:
-        return _plain(row["note"])
-    text = _ms(row["median_ms"]) + ("" if row["speedup"] is None else f" ({row['speedup']:.2g}x)")
-    if row["wrong"]:
+def _cell(row: Row, best: bool) -> str:
+    if row.median_ms is None:
+        return _plain(row.note)
+    text = _ms(row.median_ms) + ("" if row.speedup is None else f" ({row.speedup:.2g}x)")
+    if row.wrong:
         return f"[red]{text} WRONG[/]"
     return f"[bold]{text}[/]" if best else text
 

@@ -29,15 +29,61 @@ _LAYERS = {
     "vae_3s2": Problem(1, 128, 128, (16, 64, 64), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
 }
 
+_DEPTHWISE = {"depthwise": Problem(4, 128, 128, (32, 32, 32), (4, 4, 4), (2, 2, 2), (1, 1, 1), groups=128)}
+
+
+def _upsamplings(network: str, levels: tuple[tuple[int, int, Triple, Triple], ...]) -> dict[str, Problem]:
+    """Return each level (Cin, Cout, input size, kernel = stride) at batch 1 and 2, as medical networks run."""
+    return {
+        f"{network}_{ins}to{outs}_n{batch}": Problem(batch, ins, outs, size, kernel, kernel)
+        for ins, outs, size, kernel in levels
+        for batch in (1, 2)
+    }
+
+
+# nnU-Net's decoder; where voxels are flat its last levels leave the depth alone (kernel and stride (1, 2, 2)).
+_NNUNET = _upsamplings(
+    "nnunet",
+    (
+        (320, 320, (8, 10, 12), (2, 2, 2)),
+        (256, 128, (16, 20, 24), (2, 2, 2)),
+        (128, 64, (32, 40, 48), (2, 2, 2)),
+        (64, 32, (64, 80, 96), (2, 2, 2)),
+    ),
+) | _upsamplings("nnunet_flat", ((64, 32, (16, 128, 128), (1, 2, 2)),))
+
+# SwinUNETR with 48 features on patches of 96^3.
+_SWINUNETR = _upsamplings(
+    "swinunetr",
+    (
+        (768, 384, (3, 3, 3), (2, 2, 2)),
+        (384, 192, (6, 6, 6), (2, 2, 2)),
+        (192, 96, (12, 12, 12), (2, 2, 2)),
+        (96, 48, (24, 24, 24), (2, 2, 2)),
+        (48, 48, (48, 48, 48), (2, 2, 2)),
+    ),
+)
+
+# PSMNet's stacked hourglass on a cost volume.
+_PSMNET = {
+    "psmnet_64to64": Problem(1, 64, 64, (12, 16, 32), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
+    "psmnet_64to32": Problem(1, 64, 32, (24, 32, 64), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
+}
+
 SUITES: dict[str, dict[str, Problem]] = {
     "kernelbench": _KERNELBENCH,
     "layers": _LAYERS,
-    "named": {**_KERNELBENCH, **_LAYERS},
+    "core": {name: problem for name, problem in {**_KERNELBENCH, **_LAYERS}.items() if name != "kb73_g1"},
+    "nnunet": _NNUNET,
+    "swinunetr": _SWINUNETR,
+    "psmnet": _PSMNET,
+    "named": {**_KERNELBENCH, **_LAYERS, **_DEPTHWISE, **_NNUNET, **_SWINUNETR, **_PSMNET},
 }
+HOST_FLOP_LIMIT = 4_000_000  # what one CPU core does in an instant
 
 
 def suite(name: str) -> dict[str, Problem]:
-    """Return the problems of a suite ("kernelbench", "layers" or "named", which is both) by their names.
+    """Return the problems of a suite by their names; "named" has all, "core" the eleven that summaries are given for.
 
     Raises:
         ProblemError: there is no such suite.

@@ -1,0 +1,260 @@
+"""The tuning database: which kernel, in which configuration, was quickest for a problem on a device.
+
+A JSON file with one entry a line: a kernel's best configuration for a problem on a device, with the digest of the kernel's code and
+its times. What ships with the package is `tuning.json` beside this module; `convt3d tune` keeps the user's own in the cache
+directory, or in `CONVT3D_TUNING`. An entry counts only while the kernel's code is what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from . import cache, registry
+from .errors import CacheWarning
+from .kernel import Kernel
+from .problem import Problem
+from .source import code_digest
+
+FORMAT = 1
+SHIPPED = Path(__file__).parent / "tuning.json"
+# An entry of another problem is used up to this distance: doublings of batch x voxels, channels and groups, added up.
+NEAREST = 3.0
+
+
+class Question(NamedTuple):
+    """What an entry answers.
+
+    Attributes:
+        device: `Backend.device_name`.
+        pass_name: "fprop", "dgrad" or "wgrad".
+        precision: the loosest arithmetic allowed, of `dtypes.DTYPES`.
+        layout: "ncdhw" or "channels_last".
+    """
+
+    device: str
+    pass_name: str
+    precision: str
+    layout: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel's best configuration for one problem, as it was measured.
+
+    Attributes:
+        device, pass_name, precision, layout: as in `Question`.
+        problem: its short name.
+        kernel, digest: its name, and its `source.code_digest` when it was timed.
+        instance: the dtype it is compiled for; it may be stricter than `precision`.
+        tunables: all of its tunables.
+        median_ms, with_packing_ms: with the packed weight kept, and packed in each call.
+    """
+
+    device: str
+    pass_name: str
+    problem: str
+    precision: str
+    layout: str
+    kernel: str
+    digest: str
+    instance: str
+    tunables: Mapping[str, int]
+    median_ms: float
+    with_packing_ms: float
+
+    @property
+    def question(self) -> Question:
+        return Question(self.device, self.pass_name, self.precision, self.layout)
+
+    def milliseconds(self, packed: bool) -> float:
+        return self.median_ms if packed else self.with_packing_ms
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the database proposes: a kernel with its tunables set, the dtype to compile it for, and on what grounds."""
+
+    kernel: Kernel
+    instance: str
+    elapsed_ms: float
+    measured_on: Problem
+    exact: bool  # measured on this very problem
+
+
+class Database:
+    """Entries, at most one for each question, problem and kernel."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._entries: dict[tuple[Question, str, str], Entry] = {}
+        for entry in entries:
+            self.record(entry)
+
+    @classmethod
+    def load(cls, path: Path) -> Database:
+        """Return the database of a file: empty if there is none; a damaged or foreign one is ignored with a `CacheWarning`."""
+        try:
+            data = json.loads(path.read_text())
+            if data["format"] != FORMAT:
+                raise ValueError(f"format {data['format']}, not {FORMAT}")
+            entries = [Entry(**entry) for entry in data["entries"]]
+            for entry in entries:
+                Problem.parse(entry.problem)
+            return cls(entries)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            warnings.warn(f"tuning database {str(path)!r} was ignored: {type(error).__name__}: {error}", CacheWarning, stacklevel=2)
+            return cls()
+
+    def save(self, path: Path) -> None:
+        """Write the file; other processes see all of it or none."""
+        lines = [json.dumps(asdict(self._entries[key]), sort_keys=True) for key in sorted(self._entries)]
+        text = f'{{"format": {FORMAT}, "entries": [\n' + ",\n".join(lines) + "\n]}\n"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def record(self, entry: Entry) -> None:
+        """Add an entry; it takes the place of the same kernel's for that question and problem."""
+        self._entries[entry.question, entry.problem, entry.kernel] = entry
+
+    def find(self, question: Question, problem: Problem, kernel: Kernel) -> Entry | None:
+        """Return what was measured with this kernel on this very problem, None if its code has changed since."""
+        entry = self._entries.get((question, str(problem), kernel.name))
+        return entry if entry is not None and entry.digest == code_digest(kernel) else None
+
+    def entries(self, question: Question | None = None) -> list[Entry]:
+        """Return the entries that answer a question, or all of them; stale ones too."""
+        return [entry for entry in self._entries.values() if question in (None, entry.question)]
+
+
+def lookup(
+    question: Question,
+    problem: Problem,
+    *,
+    packed: bool = True,
+    arch: str | None = None,
+    deterministic: bool = True,
+    kernels: Mapping[str, Kernel] | None = None,
+) -> Tuned | None:
+    """Return the quickest configuration known for a problem, else one that was for a problem like it, else None.
+
+    Cheap enough for every call: the files are read again only when they have changed, and answers are kept.
+
+    Args:
+        question: device, pass, precision, layout.
+        problem: what is to be computed.
+        packed: whether the packed weight is kept, so that packing is not in the time.
+        arch: the GPU's architecture; kernels that are not for it are left out.
+        deterministic: whether kernels that may give other bits the second time are left out.
+        kernels: the candidates; None: the registered ones of the pass.
+    """
+    known = registry.kernels(question.pass_name) if kernels is None else kernels
+    stamps = tuple((path, _stamp(path)) for path in (_user_path(*_variables()), str(SHIPPED)))
+    return _lookup(question, problem, packed, arch, deterministic, tuple(known.values()), stamps)
+
+
+def user_path() -> Path:
+    """Return the file of the user's own results: `CONVT3D_TUNING`, else `tuning.json` in the cache directory."""
+    return Path(_user_path(*_variables()))
+
+
+def distance(problem: Problem, other: Problem) -> float:
+    """Return by how many doublings two problems differ; infinity where they differ in more than size.
+
+    Kernel size, stride and dilation, and whether there are groups, decide which kernel suits; padding and bias hardly do.
+    """
+    p, q = problem, other
+    if (p.kernel_size, p.stride, p.dilation, p.groups > 1) != (q.kernel_size, q.stride, q.dilation, q.groups > 1):
+        return math.inf
+    pairs = zip(_sizes(p), _sizes(q), strict=True)
+    return sum(abs(math.log2(a / b)) if a and b else math.inf for a, b in pairs)
+
+
+@lru_cache(maxsize=1024)
+def configured(kernel: Kernel, tunables: tuple[tuple[str, int], ...]) -> Kernel:
+    """Return the kernel with these tunables: the same object each time, by which backends know what they have compiled.
+
+    Raises:
+        KernelError: a name is none of the kernel's tunables.
+    """
+    values = dict(tunables)
+    return kernel if values == dict(kernel.tunables) else kernel.replace_tunables(**values)
+
+
+def stale(entries: Iterable[Entry]) -> int:
+    """Return how many entries no longer count: their kernel has changed or is gone."""
+    digests = {name: code_digest(kernel) for name, kernel in registry.kernels().items()}
+    return sum(digests.get(entry.kernel) != entry.digest for entry in entries)
+
+
+def _sizes(p: Problem) -> tuple[int, ...]:
+    return (p.batch * math.prod(p.input_size), p.in_channels // p.groups, p.out_channels // p.groups, p.groups)
+
+
+def _variables() -> tuple[str | None, str | None]:
+    return os.environ.get("CONVT3D_TUNING"), os.environ.get("CONVT3D_CACHE")
+
+
+@lru_cache(maxsize=8)
+def _user_path(given: str | None, cache_variable: str | None) -> str:
+    return given or str(cache.cache_directory() / "tuning.json")
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=8)
+def _loaded(path: str, stamp: tuple[int, int] | None) -> Database:
+    return Database() if stamp is None else Database.load(Path(path))
+
+
+@lru_cache(maxsize=4096)
+def _lookup(
+    question: Question,
+    problem: Problem,
+    packed: bool,
+    arch: str | None,
+    deterministic: bool,
+    kernels: tuple[Kernel, ...],
+    stamps: tuple[tuple[str, tuple[int, int] | None], ...],
+) -> Tuned | None:
+    known = {kernel.name: kernel for kernel in kernels if kernel.deterministic or not deterministic}
+    by_problem: dict[Problem, list[Entry]] = {}
+    for path, stamp in stamps:
+        for entry in _loaded(path, stamp).entries(question):
+            by_problem.setdefault(Problem.parse(entry.problem), []).append(entry)
+    near = {other: distance(problem, other) for other in by_problem}
+    for measured_on in sorted(near, key=lambda other: (other != problem, near[other], str(other))):
+        exact = measured_on == problem
+        if not exact and near[measured_on] > NEAREST:
+            break
+        for entry in sorted(by_problem[measured_on], key=lambda entry: entry.milliseconds(packed)):
+            kernel = known.get(entry.kernel)
+            if kernel is None or entry.digest != code_digest(kernel):
+                continue
+            kernel = configured(kernel, tuple(sorted(entry.tunables.items())))
+            if kernel.why_not(problem, entry.instance, arch) is None:
+                return Tuned(kernel, entry.instance, entry.milliseconds(packed), measured_on, exact)
+    return None
