@@ -197,7 +197,8 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   const int kernel_h = problem.kernel_size[1], taps = problem.kernel_size[2] / merged_w;  // of w, in slabs of their own
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int slabs = kernel_h * taps * chunks;
-  const int tile = static_cast<int>(blockIdx.x) / slabs % channel_tiles, group = static_cast<int>(blockIdx.x) / slabs / channel_tiles;
+  const int tile = static_cast<int>(blockIdx.x) / slabs % channel_tiles,
+            group = static_cast<int>(blockIdx.x) / slabs / channel_tiles;
   const ClassTaps taps_h(problem, 1), taps_w(problem, 2);
   int rest = static_cast<int>(blockIdx.x) % slabs, first_h = 0, first_w = 0;
   while (rest >= taps_h.count(kernel_h, first_h) * taps * chunks) rest -= taps_h.count(kernel_h, first_h++) * taps * chunks;
@@ -409,15 +410,13 @@ __device__ __forceinline__ void fill_cells(Cell* cells, int positions, const sca
   }
 }
 
-extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
-    convt3d_fprop_rolling_wgmma(const Problem problem, const View<const scalar_t> input,
-                                const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                const View<scalar_t> output, const int slots, const int step, const int merged_w,
-                                const int classes_w, const int slot_tiles, const int taps_hw, const int rows, const int pitch, const int m_first, const int m_tiles,
-                                const int positions, const int offset_h, const int offset_w, const int chains,
-                                const int first_step, const int steps, const int classes_h, const int channel_tiles, const int chunks,
-                                const int stages, const int slabs, const int raws, const int slab_bytes, const int stage_bytes,
-                                const int raw_length) {
+extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) convt3d_fprop_rolling_wgmma(
+    const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
+    const scalar_t* __restrict__ bias, const View<scalar_t> output, const int slots, const int step, const int merged_w,
+    const int classes_w, const int slot_tiles, const int taps_hw, const int rows, const int pitch, const int m_first,
+    const int m_tiles, const int positions, const int offset_h, const int offset_w, const int chains, const int first_step,
+    const int steps, const int classes_h, const int channel_tiles, const int chunks, const int stages, const int slabs,
+    const int raws, const int slab_bytes, const int stage_bytes, const int raw_length) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
   const int merged = SPECIALIZED(MERGED_W, merged_w), class_count = SPECIALIZED(CLASSES_W, classes_w);
@@ -491,8 +490,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
                   const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
                   const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
                   fill_cells<kind>(cells + position, positions,
-                                   input.at(n, segment.group * in_channels + chunk * CHUNK, plane, h, w), input.stride[1], inside,
-                                   live);
+                                   input.at(n, segment.group * in_channels + chunk * CHUNK, plane, h, w), input.stride[1],
+                                   inside, live);
                 }
               }
               fence_async();
@@ -526,8 +525,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
             const int live = in_channels - chunk * CHUNK < CHUNK ? in_channels - chunk * CHUNK : CHUNK;
             mbarrier_wait_patiently(raw.empty(), raw.parity ^ 1u);
             if (lane == 0) {
-              mbarrier_arrive_expect(raw.full(),
-                                     static_cast<unsigned>(live * (range.count + range.next)) * sizeof(scalar_t));
+              mbarrier_arrive_expect(raw.full(), static_cast<unsigned>(live * (range.count + range.next)) * sizeof(scalar_t));
             }
             __syncwarp();
             if (lane < live) {
@@ -537,7 +535,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
               const unsigned bytes = static_cast<unsigned>(range.count) * sizeof(scalar_t);
               if (range.count > 0) bulk_copy(target, source + range.first, bytes, raw.full());
               if (range.next > 0) {
-                bulk_copy(target + bytes, source + input.stride[0], static_cast<unsigned>(range.next) * sizeof(scalar_t), raw.full());
+                bulk_copy(target + bytes, source + input.stride[0], static_cast<unsigned>(range.next) * sizeof(scalar_t),
+                          raw.full());
               }
             }
             raw.advance();
@@ -578,7 +577,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
   // Tensor cores cut off what they add, so sums of a few taps are moved to where they are rounded.
   float parts[SUMS];
 #else
-  float(&parts)[SUMS] = sums;
+  float (&parts)[SUMS] = sums;
 #endif
   const int sum_count = class_count * TILES_M * columns8 * 4;
   const int warp_row = warpgroup * TILES_M * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
@@ -636,7 +635,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
                     for (int m = 0; m < TILES_M; ++m) {
                       wgmma(parts + (jw * TILES_M + m) * columns8 * 4,
                             a + a_part + static_cast<unsigned>(m) * 64 + static_cast<unsigned>(k) * 2 * stage_k,
-                            b + b_part + static_cast<unsigned>(k) * 2 * slab_k, PARTS == 1 || i + k > 0 || part < 2, columns8 * 8);
+                            b + b_part + static_cast<unsigned>(k) * 2 * slab_k, PARTS == 1 || i + k > 0 || part < 2,
+                            columns8 * 8);
                     }
                   }
                 }
@@ -687,8 +687,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1)
             if (n >= problem.batch || h < 0 || h >= problem.output_size[1]) continue;
             const int first_channel = segment.channel_tile * channels8 * 8 + lane % 4 * 2;
             scalar_t* const column = output.at(n, segment.group * out_channels + first_channel, 0, h, 0) + w * output.stride[4];
-            const scalar_t* const column_bias =
-                bias == nullptr ? nullptr : bias + segment.group * out_channels + first_channel;
+            const scalar_t* const column_bias = bias == nullptr ? nullptr : bias + segment.group * out_channels + first_channel;
 #pragma unroll
             for (int t = 0; t < slot_count && t < flush; ++t) {
               const int d = first_plane + t * problem.dilation[0];

@@ -66,7 +66,7 @@ struct Launch {
   size_t arena_used, static_used;
   char* dynamic;
   unsigned block_serial;  // counts blocks run, so that what one leaves unfinished is not taken for the next one's
-  unsigned generation;  // counts launches, so that shared variables are placed anew in each
+  unsigned generation;    // counts launches, so that shared variables are placed anew in each
 
   uint64_t random;  // 0: natural order
   bool failed;

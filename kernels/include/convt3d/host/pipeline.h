@@ -137,8 +137,8 @@ inline void bulk_copy(unsigned target, const void* source, unsigned bytes, unsig
   const uintptr_t places = reinterpret_cast<uintptr_t>(place) | reinterpret_cast<uintptr_t>(source) | bytes;
   if (copy_queue.block_serial != state.block_serial) copy_queue = {state.block_serial, 0, {}};
   if (places % 16 != 0 || bytes == 0 || copy_queue.count == 1024) {
-    describe_failure("bulk copy of %u bytes at %s:%d: places and size must be multiples of 16 (or 1024 copies are waiting)", bytes,
-                     file, line);
+    describe_failure("bulk copy of %u bytes at %s:%d: places and size must be multiples of 16 (or 1024 copies are waiting)",
+                     bytes, file, line);
     abandon_block();
   }
   tsan_release(reinterpret_cast<char*>(counter));
