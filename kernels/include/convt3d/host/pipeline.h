@@ -74,6 +74,11 @@ CONVT3D_RUNTIME inline void finish_copies(Mbarrier* barrier) {
       tsan_acquire(reinterpret_cast<char*>(barrier));
       copy_bytes(copy);
       tsan_release(reinterpret_cast<char*>(barrier));
+      if (barrier->bytes < copy.bytes) {
+        describe_failure("a bulk copy of %u bytes for an mbarrier that expects %lld", copy.bytes,
+                         static_cast<long long>(barrier->bytes));
+        abandon_block();
+      }
       barrier->bytes -= copy.bytes;
     } else {
       copy_queue.copies[kept++] = copy;

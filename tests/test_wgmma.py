@@ -1,0 +1,128 @@
+"""The host's twins of Hopper's pipeline: what a wrong wait, parity, arrival or descriptor does on a GPU, it does here too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupy_convt3d.backends.base import TensorRef, run
+from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.dtypes import DTYPES
+from cupy_convt3d.errors import LaunchError
+from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.lab.verify import verify
+from cupy_convt3d.problem import Problem
+from cupy_convt3d.registry import kernels
+
+SMALL = {"CONSUMERS": 1, "PRODUCERS": 1, "TILES_M": 1}  # 256 threads
+# Several tiles, planes and slabs: rings go round, blocks cut columns, the input is copied in bulk (planes of whole cells).
+BUSY = Problem.parse("n2_c20to8_i5x8x12_k3_p1_bias")
+PRODUCT = """/* convt3d
+pass = "fprop"
+dtypes = ["tf32", "bf16"]
+[[launch]]
+grid = 1
+block = 128
+*/
+#define WGMMA_TILES 3
+#include "convt3d.cuh"
+#include "convt3d/wgmma.cuh"
+constexpr int K = 32 / sizeof(scalar_t), CELL = 16 / sizeof(scalar_t);
+// output[64][24] = input[64][K] * weight[24][K]
+__global__ void product(const scalar_t* input, const scalar_t* weight, scalar_t* output) {
+  __shared__ __align__(16) scalar_t a[2][70][CELL];
+  __shared__ __align__(16) scalar_t b[2][24][CELL];
+  for (int i = threadIdx.x; i < 64 * K; i += 128) a[i % K / CELL][i / K + 3][i % CELL] = input[i];
+  for (int i = threadIdx.x; i < 24 * K; i += 128) b[i % K / CELL][i / K][i % CELL] = weight[i];
+  fence_async();
+  __syncthreads();
+  float d[12];
+  for (int i = 0; i < 12; ++i) d[i] = 0.0f;
+  wgmma_fence();
+  wgmma(d, wgmma_operand(shared_address(a), sizeof a[0]) + 3, wgmma_operand(shared_address(b), sizeof b[0]), 1, 24);
+  wgmma_commit();
+  wgmma_wait<0>();
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+  for (int i = 0; i < 12; ++i) output[(row + i % 4 / 2 * 8) * 24 + i / 4 * 8 + lane % 4 * 2 + i % 2] = to_scalar(d[i]);
+}
+"""
+
+
+def product(source: str, dtype: str) -> bool:
+    """Whether the product of small integers comes out right."""
+    kernel = Kernel.from_source(source, "product")
+    k = 8 if dtype == "tf32" else 16
+    generator = np.random.default_rng(1)
+    a, b = (generator.integers(-8, 9, (rows, k)) for rows in (64, 24))
+    element = DTYPES[dtype].numpy
+    arrays = {"input": a.astype(element), "weight": b.astype(element), "output": np.zeros((64, 24), element)}
+    refs = {name: TensorRef(array.__array_interface__["data"][0], array.shape, (1,)) for name, array in arrays.items()}
+    refs = {name: TensorRef(ref.pointer, (arrays[name].size,), (1,)) for name, ref in refs.items()}
+    run(HostBackend(), kernel, Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)), dtype, refs, lambda name, size: 0)
+    return bool((arrays["output"] == (a @ b.T).astype(element)).all())
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "bf16"])
+def test_product_reads_descriptors_and_places_fragments(dtype: str) -> None:
+    assert product(PRODUCT, dtype)
+    assert not product(PRODUCT.replace("+ 3, wgmma_operand", "+ 2, wgmma_operand"), dtype), "another start address, other rows"
+    assert not product(PRODUCT.replace("  wgmma_wait<0>();\n", ""), dtype), "sums arrive with the wait"
+    assert not product(PRODUCT.replace("  wgmma_commit();\n", ""), dtype), "and only those of committed groups"
+
+
+def test_lanes_meet_at_a_wait() -> None:
+    with pytest.raises(LaunchError, match=r"divergent warp|deadlock"):
+        product(PRODUCT.replace("  wgmma_wait<0>();\n", "  if (threadIdx.x != 5) wgmma_wait<0>();\n  else __syncwarp();\n"), "tf32")
+
+
+def test_tf32_operands_lose_their_low_bits() -> None:
+    kernel = kernels()["fprop_rolling_wgmma"]
+    unrounded = kernel.source.replace("const float rounded = round_to_tf32(values[v]);", "const float rounded = values[v];")
+    assert unrounded != kernel.source
+    trial = Kernel.from_source(unrounded, "unrounded").replace_tunables(**SMALL)
+    outcome = verify(HostBackend(), trial, Problem.parse("n2_c1to1_i8_k1"), "tf32", "random", 0)
+    assert not outcome.ok and "beyond its bound" in outcome.message, "cut off, not rounded"
+
+
+@pytest.mark.parametrize("dtype", kernels()["fprop_rolling_wgmma"].dtypes)
+@pytest.mark.parametrize("kind", ["exact", "random"])
+def test_small_instance(dtype: str, kind: str) -> None:
+    kernel = kernels()["fprop_rolling_wgmma"].replace_tunables(**SMALL)
+    for name in (str(BUSY), "n2_c20to17_i4x5x6_k4_s2_p1", "n1_c8to8_i6_k3_s2_p1_d2_bias", "n3_c4to6_i3x4x5_k2_s2_g2"):
+        outcome = verify(HostBackend(), kernel, Problem.parse(name), dtype, kind, seed=0)
+        assert outcome.ok, f"{name}: {outcome.message}"
+
+
+MISTAKES = {
+    "stage never announced": ("                mbarrier_arrive(stage.full());\n", ""),
+    "stage never given back": ("          mbarrier_arrive(read_stage);\n", ""),
+    "slab given back before it is read": ("                wgmma_wait<1>();\n", ""),
+    "slab announced without its bytes": (
+        "mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes))",
+        "mbarrier_arrive(slab.full())",
+    ),
+    "loader does not wait for an empty stage": ("mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);", ""),
+    "consumer does not wait for its stage": ("          mbarrier_wait(stage.full(), stage.parity);\n", ""),
+    "wrong parity": ("mbarrier_wait(stage.full(), stage.parity)", "mbarrier_wait(stage.full(), stage.parity ^ 1u)"),
+    "sums touched before they are there": ("        fresh = false;\n        wgmma_wait<0>();\n", "        fresh = false;\n"),
+    "raw copy never given back": ("                if (kind == RAW_COPY) mbarrier_arrive(raw.empty());\n", ""),
+    "tap offset": ("a -= static_cast<unsigned>(taps_w.offset_step)", "a += static_cast<unsigned>(taps_w.offset_step)"),
+    "cut column starts cold": ("segment.first = segment.begin > warm_up ? segment.begin - warm_up : 0;", "segment.first = segment.begin;"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_the_pipeline_are_found(mistake: str) -> None:
+    right, wrong = MISTAKES[mistake]
+    kernel = kernels()["fprop_rolling_wgmma"]
+    assert kernel.source.count(right) == 1
+    trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken").replace_tunables(**SMALL)
+    found = []
+    for seed in range(4):
+        try:
+            outcome = verify(HostBackend(), trial, BUSY, "tf32", "exact", seed)
+            found += [] if outcome.ok else [outcome.message]
+        except LaunchError as error:
+            found.append(str(error))
+    assert found, mistake
