@@ -135,7 +135,7 @@ inline void mbarrier_wait_patiently(unsigned barrier, unsigned parity, CONVT3D_H
   convt3d_host::wait_for_phase(convt3d_host::mbarrier_at(barrier), parity, {file, line, "mbarrier_wait_patiently"});
 }
 
-inline void bulk_copy(unsigned target, const void* source, unsigned bytes, unsigned barrier, CONVT3D_HERE) {
+CONVT3D_RUNTIME inline void bulk_copy(unsigned target, const void* source, unsigned bytes, unsigned barrier, CONVT3D_HERE) {
   using namespace convt3d_host;
   char* place = state.arena + target;
   Mbarrier* counter = mbarrier_at(barrier);
