@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from . import torch_library
 from .arrays import Array, keep_until_done, read, require_cupy
 from .backends.base import Backend, TensorRef, run
-from .errors import BackendError, KernelError, ProblemError
+from .errors import BackendError, KernelError, ProblemError, ProblemTypeError
 from .kernel import Kernel
 from .problem import Problem
 from .registry import kernels
@@ -29,6 +30,11 @@ PREFERENCE = {
     "dgrad": ("dgrad_gather",),
     "wgrad": ("wgrad_reduce",),
 }
+
+# What "auto" leaves to torch's own operator where it can be had (torch's CUDA tensors, no backend named), and why.
+_PLAIN = "the registered kernels of this pass are plain ones"
+LEFT_TO_TORCH = {"fprop": _PLAIN, "dgrad": _PLAIN, "wgrad": _PLAIN}
+
 BACKENDS = ("cuda", "host", "torch")
 FP32_PRECISIONS = ("tf32", "tf32x3", "ieee")  # from loosest to strictest
 
@@ -79,9 +85,13 @@ def conv_transpose3d(
         KernelError: the named kernel cannot do this problem.
         BackendError: CuPy, a GPU or a compiler is missing.
     """
+    geometry = (stride, padding, output_padding, groups, dilation)
+    if out is None and _are_torch(x, w, bias):
+        return _torch_op().conv_transpose3d(
+            x, w, bias, *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
+        )
     given = {"input": x, "weight": w} | ({} if bias is None else {"bias": bias})
     arrays = _read_all(given)
-    geometry = (stride, padding, output_padding, groups, dilation)
     bias_shape = arrays["bias"].ref.shape if "bias" in arrays else None
     problem = Problem.from_shapes(arrays["input"].ref.shape, arrays["weight"].ref.shape, bias_shape, *geometry)
     return _execute("fprop", problem, arrays, len(arrays["input"].ref.shape) == 4, algorithm, fp32_precision, backend, out)
@@ -116,8 +126,12 @@ def conv_transpose3d_grad_input(
     Raises:
         ProblemError, KernelError, BackendError: as for `conv_transpose3d`.
     """
-    arrays = _read_all({"grad_output": grad_output, "weight": weight})
     geometry = (stride, padding, output_padding, groups, dilation)
+    if out is None and _are_torch(grad_output, weight):
+        return _torch_op().conv_transpose3d_grad_input(
+            grad_output, weight, _shape("input_shape", input_shape), *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
+        )
+    arrays = _read_all({"grad_output": grad_output, "weight": weight})
     problem = Problem.from_shapes(_shape("input_shape", input_shape), arrays["weight"].ref.shape, None, *geometry)
     unbatched = len(input_shape) == 4
     _check_shape(arrays["grad_output"], problem.output_shape, unbatched)
@@ -153,8 +167,12 @@ def conv_transpose3d_grad_weight(
     Raises:
         ProblemError, KernelError, BackendError: as for `conv_transpose3d`.
     """
-    arrays = _read_all({"input": input, "grad_output": grad_output})
     geometry = (stride, padding, output_padding, groups, dilation)
+    if out is None and _are_torch(input, grad_output):
+        return _torch_op().conv_transpose3d_grad_weight(
+            input, grad_output, _shape("weight_shape", weight_shape), *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
+        )
+    arrays = _read_all({"input": input, "grad_output": grad_output})
     problem = Problem.from_shapes(arrays["input"].ref.shape, _shape("weight_shape", weight_shape), None, *geometry)
     unbatched = len(arrays["input"].ref.shape) == 4
     _check_shape(arrays["grad_output"], problem.output_shape, unbatched)
@@ -180,8 +198,25 @@ def backend_for(name: str, device: int = 0) -> Backend:
     raise BackendError(f"backend={name!r}: has no kernels to launch; 'cuda' and 'host' have")
 
 
+def _are_torch(*values: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and all(value is None or isinstance(value, torch.Tensor) for value in values)
+
+
+def _torch_op() -> Any:
+    from . import torch_op  # imports torch
+
+    return torch_op
+
+
 def _read_all(given: dict[str, Any]) -> dict[str, Array]:
     arrays = {name: read(name, value) for name, value in given.items()}
+    check_alike(arrays)
+    return arrays
+
+
+def check_alike(arrays: dict[str, Array]) -> None:
+    """Raise ProblemError unless all arrays are of one library, device and dtype."""
     first, *others = arrays.values()
     for other in others:
         for what in ("library", "device", "dtype"):
@@ -190,7 +225,6 @@ def _read_all(given: dict[str, Any]) -> dict[str, Array]:
                 ours, theirs = ours.name, theirs.name
             if ours != theirs:
                 raise ProblemError(f"{other.argument}: {what} is {theirs}; must be {ours}, as {first.argument}'s")
-    return arrays
 
 
 def _shape(name: str, value: Any) -> tuple[int, ...]:
@@ -217,6 +251,28 @@ def _fp32_precision(value: str | None, array: Array) -> str:
     # "none" is what torch says after a legacy `allow_tf32 = False`; `cudnn.allow_tf32` itself can raise, so it is never read.
     setting = sys.modules["torch"].backends.cudnn.conv.fp32_precision if array.library.name == "torch" else "ieee"
     return setting if setting in FP32_PRECISIONS else "ieee"
+
+
+def decide(
+    pass_name: str, problem: Problem, first: Array, algorithm: str | Kernel, fp32_precision: str | None, backend: str | None
+) -> tuple[Kernel | None, str, str]:
+    """Return the kernel, backend and fp32 precision of a call whose first array is `first`; no kernel is torch's own operator.
+
+    Raises:
+        ProblemError, KernelError: as `conv_transpose3d`.
+    """
+    if not isinstance(algorithm, (str, Kernel)):
+        raise ProblemTypeError(f"algorithm={algorithm!r}: must be a kernel's name, a Kernel, 'auto' or 'library'")
+    precision = _fp32_precision(fp32_precision, first)
+    chosen = _choose_backend(backend, algorithm, first)
+    if backend is None and algorithm == "auto" and first.library.name == "torch" and left_to_torch(pass_name, problem, first.dtype):
+        chosen = "torch"
+    return None if chosen == "torch" else choose_kernel(algorithm, pass_name, problem, first.dtype), chosen, precision
+
+
+def left_to_torch(pass_name: str, problem: Problem, dtype: str) -> str | None:
+    """Return why "auto" leaves a pass on torch's CUDA tensors to torch's own operator; None where it takes a kernel of ours."""
+    return LEFT_TO_TORCH.get(pass_name)
 
 
 def _choose_backend(backend: str | None, algorithm: str | Kernel, array: Array) -> str:
@@ -297,13 +353,16 @@ class _Call:
     def drops_batch(self) -> bool:
         return self.unbatched and self.pass_name != "wgrad"
 
+    @property
+    def channels_last(self) -> bool:
+        return self.pass_name != "wgrad" and any(is_channels_last(a.ref) for a in self.arrays.values())
+
     def destination(self) -> Array:
         """Return `out`, or new memory in the layout torch would give it."""
         if self.out is not None:
             return self.out
-        channels_last = self.pass_name != "wgrad" and any(_channels_last(a.ref) for a in self.arrays.values())
         library = self.first.library
-        native = library.empty(self.shape, self.first.dtype, self.first.device, channels_last)
+        native = library.empty(self.shape, self.first.dtype, self.first.device, self.channels_last)
         return library.read("out", native[0] if self.drops_batch else native)
 
 
@@ -317,27 +376,13 @@ def _execute(
     backend: str | None,
     out: Any,
 ) -> Any:
-    if not isinstance(algorithm, (str, Kernel)):
-        raise ProblemError(f"algorithm={algorithm!r}: must be a kernel's name, a Kernel, 'auto' or 'library'")
     first = next(iter(arrays.values()))
-    precision = _fp32_precision(fp32_precision, first)
-    backend = _choose_backend(backend, algorithm, first)
-    kernel = None if backend == "torch" else choose_kernel(algorithm, pass_name, problem, first.dtype)
-    if kernel is None and first.dtype == "fp32" and first.device.kind == "cuda":
-        _check_library_precision(precision, first)
+    kernel, backend, precision = decide(pass_name, problem, first, algorithm, fp32_precision, backend)
     call = _Call(pass_name, problem, arrays, unbatched, None if out is None else read("out", out))
     if call.out is not None:
         _check_out(call)
-    result = _run_library(call) if kernel is None else _run_kernel(call, kernel, backend)
+    result = _run_library(call, precision) if kernel is None else _run_kernel(call, kernel, backend)
     return result if out is None else out
-
-
-def _check_library_precision(precision: str, array: Array) -> None:
-    setting = _fp32_precision(None, array)
-    if FP32_PRECISIONS.index(setting) < FP32_PRECISIONS.index(precision):
-        raise ProblemError(
-            f"fp32_precision={precision!r}: torch's own operator follows torch.backends.cudnn.conv.fp32_precision={setting!r}; set that"
-        )
 
 
 def _check_out(call: _Call) -> None:
@@ -383,7 +428,7 @@ def _batched(ref: TensorRef, dimensions: int) -> TensorRef:
     return TensorRef(ref.pointer, (1, *ref.shape), (ref.shape[0] * ref.strides[0], *ref.strides))
 
 
-def _channels_last(ref: TensorRef) -> bool:
+def is_channels_last(ref: TensorRef) -> bool:
     """Whether torch's `suggest_memory_format` says channels_last_3d (c10/core/MemoryFormat.h): ambiguous strides do not."""
     if len(ref.shape) not in (4, 5) or 0 in ref.shape:
         return False
@@ -445,28 +490,10 @@ def _launch(call: _Call, kernel: Kernel, backend: Backend, destination: Array) -
         library.assign(destination.native, target.native)
 
 
-def _run_library(call: _Call) -> Any:
-    torch = sys.modules["torch"]
-    problem, given = call.problem, {name: array.native for name, array in call.arrays.items()}
+def _run_library(call: _Call, precision: str) -> Any:
+    operands = [array.native for array in call.arrays.values()]
     if call.unbatched:
-        given = {name: t.unsqueeze(0) if t.dim() == 4 else t for name, t in given.items()}
-    geometry = (
-        list(problem.stride),
-        list(problem.padding),
-        list(problem.dilation),
-        True,
-        list(problem.output_padding),
-        problem.groups,
-    )
-    with torch.no_grad():
-        if call.pass_name == "fprop":
-            result = torch.ops.aten.convolution(given["input"], given["weight"], given.get("bias"), *geometry)
-        else:
-            # The tensor whose gradient is asked for gives its shape alone.
-            missing, shape = ("input", problem.input_shape) if call.pass_name == "dgrad" else ("weight", problem.weight_shape)
-            given[missing] = given["grad_output"].new_empty(1).expand(shape)
-            mask = [call.pass_name == "dgrad", call.pass_name == "wgrad", False]
-            operands = (given["grad_output"], given["input"], given["weight"])
-            result = torch.ops.aten.convolution_backward(*operands, None, *geometry, mask)[0 if mask[0] else 1]
-        result = result.squeeze(0) if call.drops_batch else result
-        return result if call.out is None else call.out.native.copy_(result)
+        operands = [tensor.unsqueeze(0) if tensor.dim() == 4 else tensor for tensor in operands]
+    result = torch_library.run(call.pass_name, call.problem, precision, call.channels_last, *operands)
+    result = result.squeeze(0) if call.drops_batch else result
+    return result if call.out is None else call.out.native.copy_(result)
