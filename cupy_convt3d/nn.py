@@ -13,6 +13,8 @@ from .torch_op import conv_transpose3d
 
 __all__ = ["Conversion", "ConvTranspose3d", "convert"]
 
+torch.fx.wrap("conv_transpose3d")  # one node in a symbolic trace
+
 
 class ConvTranspose3d(torch.nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d` computed by this package: same arguments, parameters, state_dict and results.

@@ -36,6 +36,7 @@ _PLAIN = "the registered kernels of this pass are plain ones"
 LEFT_TO_TORCH = {"fprop": _PLAIN, "dgrad": _PLAIN, "wgrad": _PLAIN}
 
 BACKENDS = ("cuda", "host", "torch")
+_loaded_torch_op: Any = None  # a look-up in the import system takes longer than this
 FP32_PRECISIONS = ("tf32", "tf32x3", "ieee")  # from loosest to strictest
 
 
@@ -200,13 +201,21 @@ def backend_for(name: str, device: int = 0) -> Backend:
 
 def _are_torch(*values: Any) -> bool:
     torch = sys.modules.get("torch")
-    return torch is not None and all(value is None or isinstance(value, torch.Tensor) for value in values)
+    if torch is None:
+        return False
+    for value in values:  # noqa: SIM110  (a generator costs a microsecond)
+        if value is not None and not isinstance(value, torch.Tensor):
+            return False
+    return values[0] is not None
 
 
 def _torch_op() -> Any:
-    from . import torch_op  # imports torch
+    global _loaded_torch_op
+    if _loaded_torch_op is None:
+        from . import torch_op  # imports torch
 
-    return torch_op
+        _loaded_torch_op = torch_op
+    return _loaded_torch_op
 
 
 def _read_all(given: dict[str, Any]) -> dict[str, Array]:

@@ -26,24 +26,23 @@ def run(pass_name: str, problem: Problem, precision: str, channels_last: bool, f
         first, second: input and weight (fprop), grad_output and weight (dgrad), input and grad_output (wgrad).
     """
     torch, p = sys.modules["torch"], problem
-    cudnn = (torch.backends.cudnn.benchmark, True, torch.backends.cudnn.enabled, precision == "tf32")
-    with torch.no_grad():
-        if pass_name == "fprop":
-            geometry = (p.stride, p.padding, p.dilation, True, p.output_padding, p.groups)
-            result = torch._convolution(first, second, bias, *geometry, *cudnn)
-        elif pass_name == "dgrad":
-            geometry = (p.stride, p.padding, p.dilation, False, (0, 0, 0), p.groups)
-            result = torch._convolution(first, second, None, *geometry, *cudnn)
-            if result.shape[2:] != p.input_size:  # an output padding of a stride or more makes it longer; the input ends before
-                result = result[:, :, : p.input_size[0], : p.input_size[1], : p.input_size[2]]
-        else:
-            shape_alone = first.new_empty(1).expand(p.weight_shape)
-            geometry = (p.stride, p.padding, p.dilation, True, p.output_padding, p.groups)
-            with _settings(torch, first, precision):
-                operands = (second, first, shape_alone, None)
-                result = torch.ops.aten.convolution_backward.default(*operands, *geometry, (False, True, False))[1]
-        layout = torch.channels_last_3d if channels_last else torch.contiguous_format
-        return result.contiguous(memory_format=layout)
+    cudnn = (torch._C._get_cudnn_benchmark(), True, torch._C._get_cudnn_enabled(), precision == "tf32")
+    if pass_name == "fprop":
+        geometry = (p.stride, p.padding, p.dilation, True, p.output_padding, p.groups)
+        result = torch._convolution(first, second, bias, *geometry, *cudnn)
+    elif pass_name == "dgrad":
+        geometry = (p.stride, p.padding, p.dilation, False, (0, 0, 0), p.groups)
+        result = torch._convolution(first, second, None, *geometry, *cudnn)
+        if result.shape[2:] != p.input_size:  # an output padding of a stride or more makes it longer; the input ends before
+            result = result[:, :, : p.input_size[0], : p.input_size[1], : p.input_size[2]]
+    else:
+        shape_alone = first.new_empty(1).expand(p.weight_shape)
+        geometry = (p.stride, p.padding, p.dilation, True, p.output_padding, p.groups)
+        with _settings(torch, first, precision):
+            operands = (second, first, shape_alone, None)
+            result = torch.ops.aten.convolution_backward.default(*operands, *geometry, (False, True, False))[1]
+    layout = torch.channels_last_3d if channels_last else torch.contiguous_format
+    return result.contiguous(memory_format=layout)
 
 
 @contextmanager

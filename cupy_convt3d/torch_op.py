@@ -36,7 +36,7 @@ _DTYPES = {getattr(torch, DTYPES[name].numpy.name) for name in DTYPES}
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Call:
     """Everything of a call but its tensors; `shape` is that of the result, and None for fprop."""
 
@@ -56,7 +56,7 @@ class _Call:
     def operator(self, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         third = bias if self.pass_name == "fprop" else self.shape
         settings = (self.algorithm, self.fp32_precision, self.backend)
-        return _OPERATORS[self.pass_name](first, second, third, *self.geometry.arguments, *settings)
+        return _OPERATORS[self.pass_name](first, second, third, *self.geometry, *settings)
 
 
 class _Pass(torch.autograd.Function):
@@ -131,8 +131,8 @@ def _batched(size: int, in_dims: tuple[Any, ...], first: Any, second: Any, bias:
     first, second = (tensor.movedim(dim, 0) if dim is not None else tensor for tensor, dim in pairs)
     roles = dict(zip(_ROLES[call.pass_name], (in_dims[0], in_dims[1], 0), strict=False))
     by_group = roles["weight"] is not None
-    # Of the two operands a volume's batch (0) or channels (1) take the new axis; a weight's first axis (0) does.
-    folded, axes = [], []
+    # The new axis goes into a volume's batch (0) or channels (1), and into a weight's first axis (0).
+    folded = []
     for tensor, role, dim in zip((first, second), _ROLES[call.pass_name], in_dims, strict=False):
         if dim is None and (by_group or role != "weight"):
             tensor, dim = tensor.expand(size, *tensor.shape), 0
@@ -140,11 +140,10 @@ def _batched(size: int, in_dims: tuple[Any, ...], first: Any, second: Any, bias:
         folded.append(tensor if dim is None else tensor.movedim(0, axis).flatten(axis, axis + 1))
     written = _ROLES[call.pass_name][-1]
     axis = 1 if by_group and written != "weight" else 0
-    axes = list(call.shape or ())
-    if axes:
-        axes[axis] *= size
-    geometry = replace(call.geometry, groups=call.geometry.groups * (size if by_group else 1))
-    result = _apply(replace(call, shape=tuple(axes) or None, geometry=geometry), *folded)
+    shape = None if call.shape is None else tuple(n * size if a == axis else n for a, n in enumerate(call.shape))
+    *paddings, groups, dilation = call.geometry
+    geometry: Any = (*paddings, groups * size if by_group else groups, dilation)
+    result = _apply(replace(call, shape=shape, geometry=geometry), *folded)
     result = result.unflatten(axis, (size, result.shape[axis] // size)).movedim(axis, 0)
     if bias is not None:
         bias = bias[None] if in_dims[2] is None else bias.movedim(in_dims[2], 0)
@@ -157,7 +156,7 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
 
     def parse(*arguments: Any) -> tuple[Any, Any, Any, _Call]:
         first, second, third, stride, padding, output_padding, groups, dilation, *settings = arguments
-        geometry = Geometry(*map(tuple, (stride, padding, output_padding)), groups, tuple(dilation))  # type: ignore[call-arg, arg-type]
+        geometry = (tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation))
         bias, shape = (third, None) if pass_name == "fprop" else (None, tuple(third))
         return first, second, bias, _Call(pass_name, shape, geometry, *settings)
 
@@ -187,7 +186,7 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
 
 def _run(first: Any, second: Any, bias: Any, call: _Call) -> Any:
     settings = (call.algorithm, call.fp32_precision, call.backend)
-    return run(call.pass_name, first, second, bias, call.shape, call.geometry.arguments, *settings)
+    return run(call.pass_name, first, second, bias, call.shape, call.geometry, *settings)
 
 
 def _written_shape(first: Any, second: Any, bias: Any, call: _Call) -> tuple[Any, ...]:
@@ -196,17 +195,17 @@ def _written_shape(first: Any, second: Any, bias: Any, call: _Call) -> tuple[Any
     tensors |= {} if bias is None else {"bias": bias}
     sizes = [size for tensor in tensors.values() for size in tensor.shape] + list(call.shape or ())
     if all(type(size) is int for size in sizes):
-        shapes, written = problem_of(call.pass_name, tensors, call.shape, call.geometry.arguments).shapes(call.pass_name)
+        shapes, written = problem_of(call.pass_name, tensors, call.shape, call.geometry).shapes(call.pass_name)
         return shapes[written]
     if call.shape is not None:  # of sizes not known yet only what the result needs is computed
         return call.shape
     torch._check(first.shape[1] == second.shape[0], lambda: f"weight.shape={second.shape}: must begin with the input's channels")
-    p = call.geometry
+    stride, padding, output_padding, groups, dilation = call.geometry
     volume = (
-        (first.shape[a + 2] - 1) * p.stride[a] - 2 * p.padding[a] + p.dilation[a] * (second.shape[a + 2] - 1) + p.output_padding[a] + 1
-        for a in range(3)
+        (size - 1) * stride[a] - 2 * padding[a] + dilation[a] * (taps - 1) + output_padding[a] + 1
+        for a, (size, taps) in enumerate(zip(first.shape[2:], second.shape[2:], strict=True))
     )
-    return (first.shape[0], second.shape[1] * p.groups, *volume)
+    return (first.shape[0], second.shape[1] * groups, *volume)
 
 
 def _register(pass_name: str, schema: str) -> Any:
@@ -235,13 +234,8 @@ def _three(name: str, value: Any, minimum: int) -> Any:
 def _geometry(stride: Any, padding: Any, output_padding: Any, groups: Any, dilation: Any) -> Geometry:
     if type(groups) is not int:
         groups = triple("groups", groups, 1)[0]
-    return Geometry(
-        _three("stride", stride, 1),
-        _three("padding", padding, 0),
-        _three("output_padding", output_padding, 0),
-        groups,
-        _three("dilation", dilation, 1),
-    )
+    paddings = (_three("padding", padding, 0), _three("output_padding", output_padding, 0))
+    return (_three("stride", stride, 1), *paddings, groups, _three("dilation", dilation, 1))
 
 
 def _dispatch(call: _Call, first: Any, second: Any, bias: Any = None) -> Any:
@@ -256,14 +250,14 @@ def _dispatch(call: _Call, first: Any, second: Any, bias: Any = None) -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    usual = type(tensor) in _PLAIN_TYPES and tensor.layout is torch.strided and not tensor.is_neg()
-    return usual and tensor.device.type in ("cpu", "cuda")
+    usual = type(tensor) in _PLAIN_TYPES and (tensor.is_cuda or tensor.is_cpu)
+    return usual and tensor.layout is torch.strided and not tensor.is_neg()
 
 
 def _cast(*tensors: Any) -> tuple[Any, ...]:
     """Return tensors in autocast's dtype where autocast is on, as it casts them for torch's own convolution."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,29 +19,14 @@ from .backends.base import Prepared, TensorRef
 from .errors import ProblemError
 from .kernel import TENSORS, Kernel
 from .ops import backend_for, check_alike, decide, is_channels_last
-from .problem import Problem
+from .problem import Problem, Triple
 
-Triple = tuple[int, int, int]
+Geometry = tuple[Triple, Triple, Triple, int, Triple]  # stride, padding, output_padding, groups, dilation
 Plan = Callable[..., torch.Tensor]
 
 _MOST_PLANS = 1024
 _plans: dict[tuple[Any, ...], Plan] = {}
 _user_kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The parameters of a convolution, as the operators take them."""
-
-    stride: Triple
-    padding: Triple
-    output_padding: Triple
-    groups: int
-    dilation: Triple
-
-    @property
-    def arguments(self) -> tuple[Triple, Triple, Triple, int, Triple]:
-        return (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
 
 
 def algorithm_name(algorithm: Any) -> Any:
@@ -60,7 +44,7 @@ def run(
     second: torch.Tensor,
     bias: torch.Tensor | None,
     shape: tuple[int, ...] | None,
-    geometry: tuple[Triple, Triple, Triple, int, Triple],
+    geometry: Geometry,
     algorithm: str,
     fp32_precision: str | None,
     backend: str | None,
@@ -70,7 +54,6 @@ def run(
     Args:
         first, second: input and weight (fprop), grad_output and weight (dgrad), input and grad_output (wgrad).
         shape: of the gradient; None for fprop.
-        geometry: stride, padding, output_padding, groups, dilation.
 
     Raises:
         ProblemError, KernelError, BackendError: as `cupy_convt3d.conv_transpose3d`.
@@ -97,7 +80,7 @@ def problem_of(
     pass_name: str,
     tensors: dict[str, Any],
     shape: tuple[int, ...] | None,
-    geometry: tuple[Triple, Triple, Triple, int, Triple],
+    geometry: Geometry,
 ) -> Problem:
     """Return the problem of one pass; `tensors` are by name, as `kernel.TENSORS` has them.
 
@@ -125,7 +108,7 @@ def _make(
     second: torch.Tensor,
     bias: torch.Tensor | None,
     shape: tuple[int, ...] | None,
-    geometry: tuple[Triple, Triple, Triple, int, Triple],
+    geometry: Geometry,
     algorithm: str,
     fp32_precision: str | None,
     backend: str | None,
