@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from . import torch_library
-from .arrays import Array, keep_until_done, read, require_cupy
+from .arrays import Array, keep_until_done, library_of, read, require_cupy
 from .backends.base import Backend, TensorRef, run
 from .errors import BackendError, KernelError, ProblemError, ProblemTypeError
 from .kernel import Kernel
@@ -219,19 +219,22 @@ def _torch_op() -> Any:
 
 
 def _read_all(given: dict[str, Any]) -> dict[str, Array]:
+    names = {argument: library_of(argument, value).name for argument, value in given.items()}
+    first, *others = names
+    for other in others:
+        if names[other] != names[first]:
+            raise ProblemTypeError(f"{other}: library is {names[other]}; must be {names[first]}, as {first}'s")
     arrays = {name: read(name, value) for name, value in given.items()}
     check_alike(arrays)
     return arrays
 
 
 def check_alike(arrays: dict[str, Array]) -> None:
-    """Raise ProblemError unless all arrays are of one library, device and dtype."""
+    """Raise ProblemError unless all arrays are on one device and of one dtype."""
     first, *others = arrays.values()
     for other in others:
-        for what in ("library", "device", "dtype"):
+        for what in ("device", "dtype"):
             ours, theirs = getattr(first, what), getattr(other, what)
-            if what == "library":
-                ours, theirs = ours.name, theirs.name
             if ours != theirs:
                 raise ProblemError(f"{other.argument}: {what} is {theirs}; must be {ours}, as {first.argument}'s")
 
@@ -362,16 +365,13 @@ class _Call:
     def drops_batch(self) -> bool:
         return self.unbatched and self.pass_name != "wgrad"
 
-    @property
-    def channels_last(self) -> bool:
-        return self.pass_name != "wgrad" and any(is_channels_last(a.ref) for a in self.arrays.values())
-
     def destination(self) -> Array:
         """Return `out`, or new memory in the layout torch would give it."""
         if self.out is not None:
             return self.out
+        channels_last = self.pass_name != "wgrad" and any(is_channels_last(a.ref) for a in self.arrays.values())
         library = self.first.library
-        native = library.empty(self.shape, self.first.dtype, self.first.device, self.channels_last)
+        native = library.empty(self.shape, self.first.dtype, self.first.device, channels_last)
         return library.read("out", native[0] if self.drops_batch else native)
 
 
@@ -500,9 +500,9 @@ def _launch(call: _Call, kernel: Kernel, backend: Backend, destination: Array) -
 
 
 def _run_library(call: _Call, precision: str) -> Any:
+    assert call.out is not None  # without `out`, torch's tensors go through `torch_op`
     operands = [array.native for array in call.arrays.values()]
     if call.unbatched:
         operands = [tensor.unsqueeze(0) if tensor.dim() == 4 else tensor for tensor in operands]
-    result = torch_library.run(call.pass_name, call.problem, precision, call.channels_last, *operands)
-    result = result.squeeze(0) if call.drops_batch else result
-    return result if call.out is None else call.out.native.copy_(result)
+    result = torch_library.run(call.pass_name, call.problem, precision, *operands)
+    return call.out.native.copy_(result.squeeze(0) if call.drops_batch else result)

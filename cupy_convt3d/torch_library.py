@@ -1,4 +1,4 @@
-"""torch's own operator for the three passes: deterministic, at the precision asked for, in the strides that our kernels give.
+"""torch's own operator for the three passes: deterministic, and at the precision asked for.
 
 torch's `convolution` takes these settings from the process; `_convolution`, which it calls, takes them as arguments. The gradient of
 the input is an ordinary convolution of grad_output, so only the weight's gradient depends on the process's settings.
@@ -17,12 +17,11 @@ from .problem import Problem
 _LOCK = threading.Lock()
 
 
-def run(pass_name: str, problem: Problem, precision: str, channels_last: bool, first: Any, second: Any, bias: Any = None) -> Any:
-    """Return the result of one pass on 5-D torch tensors.
+def run(pass_name: str, problem: Problem, precision: str, first: Any, second: Any, bias: Any = None) -> Any:
+    """Return the result of one pass on 5-D torch tensors, in the strides that torch gives it.
 
     Args:
         precision: "tf32" allows cuDNN to round fp32 operands to TF32; anything else does not.
-        channels_last: whether the result is to have channels_last_3d strides.
         first, second: input and weight (fprop), grad_output and weight (dgrad), input and grad_output (wgrad).
     """
     torch, p = sys.modules["torch"], problem
@@ -41,8 +40,7 @@ def run(pass_name: str, problem: Problem, precision: str, channels_last: bool, f
         with _settings(torch, first, precision):
             operands = (second, first, shape_alone, None)
             result = torch.ops.aten.convolution_backward.default(*operands, *geometry, (False, True, False))[1]
-    layout = torch.channels_last_3d if channels_last else torch.contiguous_format
-    return result.contiguous(memory_format=layout)
+    return result
 
 
 @contextmanager

@@ -121,16 +121,16 @@ def _make(
     problem = problem_of(pass_name, tensors, shape, geometry)
     chosen: Any = _user_kernels.get(algorithm, algorithm)
     kernel, where, precision = decide(pass_name, problem, next(iter(arrays.values())), chosen, fp32_precision, backend)
-    channels_last = keeps_channels_last(pass_name, first, second)
+    layout = torch.channels_last_3d if keeps_channels_last(pass_name, first, second) else torch.contiguous_format
+    shapes, written = problem.shapes(pass_name)
+    strides = torch.empty(shapes[written], device="meta", memory_format=layout).stride()
     if kernel is None:
 
         def call_library(*operands: torch.Tensor) -> torch.Tensor:
-            return torch_library.run(pass_name, problem, precision, channels_last, *operands)
+            result = torch_library.run(pass_name, problem, precision, *operands)
+            return result if result.stride() == strides else _restride(result, strides)
 
         return call_library
-    layout = torch.channels_last_3d if channels_last else torch.contiguous_format
-    shapes, written = problem.shapes(pass_name)
-    strides = torch.empty(shapes[written], device="meta", memory_format=layout).stride()
     if problem.batch == 0:  # no launch, and a sum over nothing
 
         def call_nothing(first: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
@@ -175,6 +175,13 @@ class _KernelPlan:
         if self._written is self._result:
             return written
         return written.new_empty_strided(self._result.shape, self._result.strides).copy_(written)
+
+
+def _restride(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    steps = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    if all(have == wanted or size == 1 for size, have, wanted in steps):  # the same memory: an axis of size 1 has any stride
+        return tensor.as_strided(tensor.shape, strides)
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
