@@ -170,7 +170,25 @@ def _info(options: argparse.Namespace) -> int:
         if options.why is not None:
             for dtype in kernel.dtypes:
                 print(f"    {options.why} {dtype}: {kernel.why_not(options.why, dtype) or 'yes'}")
+    if options.why is not None:
+        print('algorithm="auto":')
+        for line in _why_auto(options.why):
+            print(f"  {line}")
     return _PASSED
+
+
+def _why_auto(problem: Problem) -> Iterator[str]:
+    from . import ops
+
+    for pass_name in PASSES:
+        for dtype in DTYPES:
+            try:
+                chosen = ops.choose_kernel("auto", pass_name, problem, dtype).name
+            except KernelError as error:
+                chosen = f"none: {error}"
+            reason = ops.left_to_torch(pass_name, problem, dtype)
+            torchs = f"; on torch's CUDA tensors torch's own operator: {reason}" if reason else ""
+            yield f"{pass_name} {dtype}: {chosen}{torchs}"
 
 
 def _facts() -> Iterator[tuple[str, str]]:
