@@ -37,7 +37,7 @@ LEFT_TO_TORCH = {"fprop": _PLAIN, "dgrad": _PLAIN, "wgrad": _PLAIN}
 
 BACKENDS = ("cuda", "host", "torch")
 _loaded_torch_op: Any = None  # a look-up in the import system takes longer than this
-FP32_PRECISIONS = ("tf32", "tf32x3", "ieee")  # from loosest to strictest
+FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # from loosest to strictest, each with its instance
 
 
 def conv_transpose3d(
@@ -129,8 +129,9 @@ def conv_transpose3d_grad_input(
     """
     geometry = (stride, padding, output_padding, groups, dilation)
     if out is None and _are_torch(grad_output, weight):
+        shape = _shape("input_shape", input_shape)
         return _torch_op().conv_transpose3d_grad_input(
-            grad_output, weight, _shape("input_shape", input_shape), *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
+            grad_output, weight, shape, *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
         )
     arrays = _read_all({"grad_output": grad_output, "weight": weight})
     problem = Problem.from_shapes(_shape("input_shape", input_shape), arrays["weight"].ref.shape, None, *geometry)
@@ -170,8 +171,9 @@ def conv_transpose3d_grad_weight(
     """
     geometry = (stride, padding, output_padding, groups, dilation)
     if out is None and _are_torch(input, grad_output):
+        shape = _shape("weight_shape", weight_shape)
         return _torch_op().conv_transpose3d_grad_weight(
-            input, grad_output, _shape("weight_shape", weight_shape), *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
+            input, grad_output, shape, *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
         )
     arrays = _read_all({"input": input, "grad_output": grad_output})
     problem = Problem.from_shapes(arrays["input"].ref.shape, _shape("weight_shape", weight_shape), None, *geometry)
@@ -203,7 +205,7 @@ def _are_torch(*values: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return False
-    for value in values:  # noqa: SIM110  (a generator costs a microsecond)
+    for value in values:  # a generator costs a microsecond more
         if value is not None and not isinstance(value, torch.Tensor):
             return False
     return values[0] is not None
@@ -265,10 +267,20 @@ def _fp32_precision(value: str | None, array: Array) -> str:
     return setting if setting in FP32_PRECISIONS else "ieee"
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Who computes a call: a kernel's instance of that dtype on a backend, or torch's own operator (no kernel)."""
+
+    kernel: Kernel | None
+    instance: str
+    backend: str
+    precision: str
+
+
 def decide(
     pass_name: str, problem: Problem, first: Array, algorithm: str | Kernel, fp32_precision: str | None, backend: str | None
-) -> tuple[Kernel | None, str, str]:
-    """Return the kernel, backend and fp32 precision of a call whose first array is `first`; no kernel is torch's own operator.
+) -> Choice:
+    """Return who computes a call whose first array is `first`.
 
     Raises:
         ProblemError, KernelError: as `conv_transpose3d`.
@@ -279,7 +291,21 @@ def decide(
     chosen = _choose_backend(backend, algorithm, first)
     if backend is None and algorithm == "auto" and first.library.name == "torch" and left_to_torch(pass_name, problem, first.dtype):
         chosen = "torch"
-    return None if chosen == "torch" else choose_kernel(algorithm, pass_name, problem, first.dtype), chosen, precision
+    if chosen == "torch":
+        return Choice(None, first.dtype, chosen, precision)
+    refusal = None
+    for instance in _instances(first.dtype, precision):
+        try:
+            return Choice(choose_kernel(algorithm, pass_name, problem, instance), instance, chosen, precision)
+        except KernelError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _instances(dtype: str, precision: str) -> list[str]:
+    """Return the instances that may compute on tensors of `dtype`, the loosest first."""
+    return list(FP32_PRECISIONS.values())[list(FP32_PRECISIONS).index(precision) :] if dtype == "fp32" else [dtype]
 
 
 def left_to_torch(pass_name: str, problem: Problem, dtype: str) -> str | None:
@@ -386,11 +412,11 @@ def _execute(
     out: Any,
 ) -> Any:
     first = next(iter(arrays.values()))
-    kernel, backend, precision = decide(pass_name, problem, first, algorithm, fp32_precision, backend)
+    choice = decide(pass_name, problem, first, algorithm, fp32_precision, backend)
     call = _Call(pass_name, problem, arrays, unbatched, None if out is None else read("out", out))
     if call.out is not None:
         _check_out(call)
-    result = _run_library(call, precision) if kernel is None else _run_kernel(call, kernel, backend)
+    result = _run_library(call, choice.precision) if choice.kernel is None else _run_kernel(call, choice.kernel, choice)
     return result if out is None else out
 
 
@@ -453,17 +479,17 @@ def is_channels_last(ref: TensorRef) -> bool:
     return True
 
 
-def _run_kernel(call: _Call, kernel: Kernel, backend_name: str) -> Any:
+def _run_kernel(call: _Call, kernel: Kernel, choice: Choice) -> Any:
     library, device = call.first.library, call.first.device
     if math.prod(call.shape) == 0:
         return library.result(call.destination().native)
-    backend = backend_for(backend_name, device.index) if call.problem.batch else None
+    backend = backend_for(choice.backend, device.index) if call.problem.batch else None
     with library.on(device):
         destination = call.destination()
         if backend is None:  # batch 0: no launch, and a sum over nothing
             library.assign(destination.native, 0)
         else:
-            _launch(call, kernel, backend, destination)
+            _launch(call, kernel, choice.instance, backend, destination)
         foreign = [array.native for array in call.arrays.values() if array.foreign]
         if foreign and device.kind == "cuda":
             keep_until_done(foreign, device)
@@ -474,7 +500,7 @@ def _run_kernel(call: _Call, kernel: Kernel, backend_name: str) -> Any:
     return destination.native
 
 
-def _launch(call: _Call, kernel: Kernel, backend: Backend, destination: Array) -> None:
+def _launch(call: _Call, kernel: Kernel, instance: str, backend: Backend, destination: Array) -> None:
     """Run the kernel; what it cannot read or write in its own strides goes through a contiguous copy."""
     library, device = call.first.library, call.first.device
     arrays = dict(call.arrays)
@@ -494,7 +520,7 @@ def _launch(call: _Call, kernel: Kernel, backend: Backend, destination: Array) -
         workspaces.append(owner)  # alive until the launches are queued; after that the allocator's stream order protects it
         return pointer
 
-    run(backend, kernel, call.problem, call.first.dtype, refs, allocate, library.stream(device))
+    run(backend, kernel, call.problem, instance, refs, allocate, library.stream(device))
     if target is not destination:
         library.assign(destination.native, target.native)
 

@@ -69,7 +69,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        first, second, bias, call = inputs
+        first, second, _, call = inputs
         ctx.call, ctx.shapes = call, (first.shape, second.shape, output.shape)
         needs_first, needs_second = ctx.needs_input_grad[:2]
         # A frozen weight keeps no input alive, and the other way round.

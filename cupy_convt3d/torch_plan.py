@@ -18,7 +18,7 @@ from .arrays import Array, TorchLibrary
 from .backends.base import Prepared, TensorRef
 from .errors import ProblemError
 from .kernel import TENSORS, Kernel
-from .ops import backend_for, check_alike, decide, is_channels_last
+from .ops import Choice, backend_for, check_alike, decide, is_channels_last
 from .problem import Problem, Triple
 
 Geometry = tuple[Triple, Triple, Triple, int, Triple]  # stride, padding, output_padding, groups, dilation
@@ -120,14 +120,14 @@ def _make(
     check_alike(arrays)
     problem = problem_of(pass_name, tensors, shape, geometry)
     chosen: Any = _user_kernels.get(algorithm, algorithm)
-    kernel, where, precision = decide(pass_name, problem, next(iter(arrays.values())), chosen, fp32_precision, backend)
+    choice = decide(pass_name, problem, next(iter(arrays.values())), chosen, fp32_precision, backend)
     layout = torch.channels_last_3d if keeps_channels_last(pass_name, first, second) else torch.contiguous_format
     shapes, written = problem.shapes(pass_name)
     strides = torch.empty(shapes[written], device="meta", memory_format=layout).stride()
-    if kernel is None:
+    if choice.kernel is None:
 
         def call_library(*operands: torch.Tensor) -> torch.Tensor:
-            result = torch_library.run(pass_name, problem, precision, *operands)
+            result = torch_library.run(pass_name, problem, choice.precision, *operands)
             return result if result.stride() == strides else _restride(result, strides)
 
         return call_library
@@ -137,13 +137,13 @@ def _make(
             return first.new_empty_strided(shapes[written], strides).zero_()
 
         return call_nothing
-    return _KernelPlan(kernel, where, problem, arrays, TensorRef(0, shapes[written], strides))
+    return _KernelPlan(choice.kernel, choice, problem, arrays, TensorRef(0, shapes[written], strides))
 
 
 class _KernelPlan:
     """Launches one of our kernels on whatever tensors have the layouts it was made for."""
 
-    def __init__(self, kernel: Kernel, backend: str, problem: Problem, arrays: dict[str, Array], result: TensorRef) -> None:
+    def __init__(self, kernel: Kernel, choice: Choice, problem: Problem, arrays: dict[str, Array], result: TensorRef) -> None:
         first = next(iter(arrays.values()))
         refs = {name: array.ref for name, array in arrays.items()} | {kernel.written: result}
         copied = {name for name, ref in refs.items() if not (kernel.takes_strides(name) or ref.is_contiguous)}
@@ -153,7 +153,7 @@ class _KernelPlan:
         self._copied = tuple(name in copied for name in arrays) if copied else ()
         self._result, self._written = result, refs[kernel.written]
         self._device = first.device.index if first.device.kind == "cuda" else None
-        self._prepared = Prepared(backend_for(backend, first.device.index), kernel, problem, first.dtype, refs)
+        self._prepared = Prepared(backend_for(choice.backend, first.device.index), kernel, problem, choice.instance, refs)
         self._workspace = tuple(self._prepared.workspace.items())
 
     def __call__(self, *operands: torch.Tensor) -> torch.Tensor:

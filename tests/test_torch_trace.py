@@ -87,7 +87,7 @@ def test_compile_of_the_function_on_torch_tensors() -> None:
 def test_a_bad_argument_is_named_under_compile() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, w: ct.conv_transpose3d(x, w, padding=9, backend="host"), backend="aot_eager")
-    with pytest.raises(Exception, match="padding"):  # noqa: PT011
+    with pytest.raises(Exception, match="padding"):
         compiled(torch.ones(1, 2, 3, 3, 3), torch.ones(2, 2, 3, 3, 3))
 
 
