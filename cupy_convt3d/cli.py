@@ -74,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--again", action="store_true", help="search what the database has, too")
     tune.add_argument("--out", type=Path, metavar="FILE.json", help="the database (default: your own, where 'auto' looks)")
     tune.set_defaults(command=_tune)
+    kernelbench = commands.add_parser("kernelbench", help="check and time KernelBench-style files: ModelNew against Model")
+    kernelbench.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs")
+    kernelbench.add_argument("--fuzz", type=_count, nargs="?", const=50, default=0, metavar="N", help="draw N other problems (50)")
+    kernelbench.add_argument("--seed", type=_count, default=0, help="of the fresh inputs and the draws (default 0)")
+    kernelbench.add_argument("--time-limit", type=float, default=600.0, metavar="S", help="seconds for each file (default 600)")
+    kernelbench.set_defaults(command=_kernelbench)
     return parser
 
 
@@ -301,3 +307,15 @@ def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | li
     if options.kernels in (["all"], ["auto"]):
         return problems, options.kernels[0]
     return problems, [resolve(name) for name in options.kernels]
+def _kernelbench(options: argparse.Namespace) -> int:
+    from .lab import kernelbench
+
+    verdicts = []
+    for reference, candidate in kernelbench.pair(options.files):
+        print(f"{candidate}: running its code as it is, with your rights, in a child process for at most {options.time_limit:g} s")
+        verdict = kernelbench.examine(
+            reference, candidate, time_limit_s=options.time_limit, fuzz=options.fuzz, seed=options.seed
+        )
+        print(verdict, flush=True)
+        verdicts.append(verdict)
+    return _PASSED if all(verdict.passed for verdict in verdicts) else _FAILED
