@@ -150,6 +150,7 @@ def test_an_honest_file_passes_and_is_timed(tmp_path: Path, capsys: pytest.Captu
     assert "ModelNew" in printed.splitlines()[-1] and " ms" in printed.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_cheat_fails_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, MODEL + CHEATS["precision lowered"])
     assert main(["kernelbench", str(path)]) == 1
