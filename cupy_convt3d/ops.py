@@ -57,6 +57,9 @@ def conv_transpose3d(
 ) -> Any:
     """Return the 3D transposed convolution of `x`, as `torch.nn.functional.conv_transpose3d` defines it.
 
+    On torch tensors it is differentiable to any order, obeys autocast and can be traced, compiled and exported. The gradients use the
+    same backend; an `algorithm` that names a kernel is the forward's, the gradients then take "auto".
+
     Input `i` and tap `t` feed output `o = i*stride - padding + t*dilation`; each output size is
     `(in - 1)*stride - 2*padding + dilation*(kernel - 1) + output_padding + 1`.
 
@@ -72,7 +75,8 @@ def conv_transpose3d(
         fp32_precision: the loosest arithmetic allowed for fp32: "ieee", "tf32x3", "tf32"; None is
             `torch.backends.cudnn.conv.fp32_precision` for torch tensors, else "ieee".
         backend: "cuda", "host" (the same kernels on the CPU), "torch" (torch's own operator). None takes "cuda" for CUDA arrays
-            and "host" for CPU arrays, but "torch" for torch's CPU tensors unless `algorithm` names a kernel.
+            and "host" for CPU arrays. Unless `algorithm` names a kernel it takes "torch" for torch's CPU tensors, and for its CUDA
+            tensors in the passes that are `left_to_torch` (`convt3d info --why` says which).
         out: an array to write: the result's library, shape, dtype and device, any strides. Its bytes, from the first to the last,
             must not overlap those of an input; interleaved views of one buffer are refused too.
 

@@ -344,10 +344,10 @@ def expressible(drawn: Problem, parameters: Any) -> tuple[Problem | None, dict[s
     if "output_padding" in parameters and _is_scalar(parameters["output_padding"]):
         fields["output_padding"] = (min(fields["output_padding"]),) * 3
     groups = drawn.groups if "groups" in parameters else 1
-    channels = {"in_channels": drawn.in_channels, "out_channels": drawn.out_channels}
+    channels: dict[str, Any] = {"in_channels": drawn.in_channels, "out_channels": drawn.out_channels}
     has_bias = "bias" in parameters and drawn.bias
     try:
-        problem = Problem(drawn.batch, *channels.values(), drawn.input_size, **fields, groups=groups, bias=has_bias)
+        problem = Problem(batch=drawn.batch, **channels, input_size=drawn.input_size, **fields, groups=groups, bias=has_bias)
     except ValueError:  # the padding that was drawn leaves nothing of this volume
         return None, {}
     keywords: dict[str, Any] = {**channels, **{name: getattr(problem, name) for name in _GEOMETRY}, "groups": groups, "bias": has_bias}
