@@ -12,6 +12,7 @@ import pytest
 
 import cupy_convt3d as ct
 from cupy_convt3d import ops
+from cupy_convt3d.cli import main
 from cupy_convt3d.registry import kernels
 
 torch = pytest.importorskip("torch")
@@ -381,6 +382,32 @@ def test_auto_takes_the_first_deterministic_kernel_that_can() -> None:
         chosen = ops.choose_kernel("auto", pass_name, problem, "fp32")
         assert chosen.name in names
         assert chosen.deterministic
+
+
+@pytest.mark.parametrize("pass_name", sorted(ops.LEFT_TO_TORCH))
+def test_auto_leaves_plain_passes_to_torch_on_a_gpu_only(pass_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = ct.Problem(1, 2, 2, 3, 3)
+    ref = ct.arrays.TensorRef(0, (1,), (1,))
+    libraries = {"torch": ct.arrays.TorchLibrary(), "CuPy": ct.arrays.CupyLibrary()}
+
+    def chosen(library: str, backend: str | None, algorithm: str = "auto") -> Any:
+        array = ct.arrays.Array("input", None, ref, "fp32", ct.arrays.Device("cuda"), libraries[library])
+        return ops.decide(pass_name, problem, array, algorithm, None, backend).kernel
+
+    assert chosen("torch", None) is None
+    for library, backend in (("torch", "cuda"), ("CuPy", None)):
+        assert chosen(library, backend).name in ops.PREFERENCE[pass_name]
+    name = ops.PREFERENCE[pass_name][-1]
+    assert chosen("torch", None, name).name == name
+    assert main(["info", "--why", str(problem)]) == 0
+    assert f"{pass_name} fp32: {ops.PREFERENCE[pass_name][0]}; on torch's CUDA tensors torch's own operator: " in capsys.readouterr().out
+
+
+def test_a_looser_precision_takes_the_loosest_instance() -> None:
+    assert ops._instances("fp32", "tf32") == ["tf32", "tf32x3", "fp32"]
+    assert ops._instances("fp32", "tf32x3") == ["tf32x3", "fp32"]
+    assert ops._instances("fp32", "ieee") == ["fp32"]
+    assert ops._instances("bf16", "tf32") == ["bf16"]
 
 
 def test_fp32_precision_follows_torch() -> None:

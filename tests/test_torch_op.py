@@ -106,6 +106,24 @@ def test_opcheck(name: str, last: bool, where: dict[str, Any]) -> None:
     torch.library.opcheck(getattr(OPERATORS, name).default, (*operands, third, *arguments(GEOMETRY, where["backend"])))
 
 
+@settings(max_examples=30)
+@given(problem=problems(max_multiply_adds=5000), data=st.data())
+def test_random_problems_agree_with_torch(problem: Problem, data: st.DataObject) -> None:
+    backend = data.draw(st.sampled_from(["host", "torch"]))
+    last = data.draw(st.tuples(st.booleans(), st.booleans()))
+    shapes = [problem.input_shape, problem.weight_shape] + [(problem.out_channels,)] * problem.bias
+    operands = list(tensors(*shapes, grad=False))
+    for index, flag in enumerate(last):
+        if flag:
+            operands[index] = operands[index].to(memory_format=torch.channels_last_3d)
+    operands = [tensor.requires_grad_() for tensor in operands]
+    found, wanted = ours(backend, **of(problem))(*operands), F.conv_transpose3d(*operands, **of(problem))
+    torch.testing.assert_close(found, wanted)
+    gradient = torch.randn_like(wanted)
+    grads = (torch.autograd.grad(y, operands, gradient) for y in (found, wanted))
+    torch.testing.assert_close(*grads)
+
+
 @settings(max_examples=20)
 @given(problem=problems(max_multiply_adds=3000), data=st.data())
 def test_fake_strides_are_the_real_ones(problem: Problem, data: st.DataObject) -> None:
@@ -146,6 +164,9 @@ def test_func_grad_and_vmap(where: dict[str, Any]) -> None:
     torch.testing.assert_close(per_sample, torch.stack([torch.func.grad(loss(theirs))(w, x) for x in xs]))
     tangents = torch.func.jvp(lambda b: call(x, w, b), (b,), (bs[0],))[1]
     torch.testing.assert_close(tangents, torch.func.jvp(lambda b: theirs(x, w, b), (b,), (bs[0],))[1])
+    settings = arguments(GEOMETRY, where["backend"])
+    by_operator = torch.vmap(lambda x, w: OPERATORS.conv_transpose3d(x, w, None, *settings))(xs, ws)
+    torch.testing.assert_close(by_operator, torch.stack([theirs(*pair) for pair in zip(xs, ws, strict=True)]))
     unbatched = torch.vmap(call, (0, None, None))(x, w, b)
     torch.testing.assert_close(unbatched, theirs(x, w, b))
 
@@ -360,6 +381,21 @@ def test_a_dtype_without_a_kernel_is_named() -> None:
     x, w = (t.to(torch.complex64) for t in tensors((2, 4, 3, 3, 3), (4, 3, 3, 2, 3), grad=False))
     with pytest.raises(ct.KernelError, match=r"fprop_tiled has no complex64 instance \(it has fp64, fp32, fp16, bf16\)"):
         ct.conv_transpose3d(x, w, backend="host")
+
+
+def test_the_library_serves_gradients_too(passes: list[str]) -> None:
+    operands = tensors(X, W, B)
+    y = ct.conv_transpose3d(*operands, **GEOMETRY, algorithm="library")
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), operands), torch.autograd.grad(theirs(*operands).sum(), operands))
+    assert passes == ["fprop", "dgrad", "wgrad"]
+
+
+def test_inference_mode() -> None:
+    operands = tensors(X, W, B, grad=False)
+    with torch.inference_mode():
+        y = ours("host")(*operands)
+    assert y.is_inference()
+    torch.testing.assert_close(y.clone(), theirs(*operands))
 
 
 @pytest.mark.gpu
