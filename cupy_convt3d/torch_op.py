@@ -7,7 +7,7 @@ operand is again a pass: the one that writes that operand's role. One autograd f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +104,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], first: Any, second: Any, bias: Any, call: _Call) -> tuple[Any, int]:
-        return _batched(info.batch_size, in_dims, first, second, bias, call)
+        return _batched(info.batch_size, in_dims, first, second, bias, call, _apply)
 
 
 def _derive(call: _Call, operands: dict[str, Any]) -> Any:
@@ -125,7 +125,9 @@ def _is_watched(first: Any, second: Any, bias: Any) -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def _batched(size: int, in_dims: tuple[Any, ...], first: Any, second: Any, bias: Any, call: _Call) -> tuple[Any, int]:
+def _batched(
+    size: int, in_dims: tuple[Any, ...], first: Any, second: Any, bias: Any, call: _Call, compute: Callable[..., Any]
+) -> tuple[Any, int]:
     """The vmap rule: volumes with one weight become one larger batch; a weight for each becomes more groups."""
     pairs = ((first, in_dims[0]), (second, in_dims[1]))
     first, second = (tensor.movedim(dim, 0) if dim is not None else tensor for tensor, dim in pairs)
@@ -143,7 +145,7 @@ def _batched(size: int, in_dims: tuple[Any, ...], first: Any, second: Any, bias:
     shape = None if call.shape is None else tuple(n * size if a == axis else n for a, n in enumerate(call.shape))
     *paddings, groups, dilation = call.geometry
     geometry: Any = (*paddings, groups * size if by_group else groups, dilation)
-    result = _apply(replace(call, shape=shape, geometry=geometry), *folded)
+    result = compute(replace(call, shape=shape, geometry=geometry), *folded)
     result = result.unflatten(axis, (size, result.shape[axis] // size)).movedim(axis, 0)
     if bias is not None:
         bias = bias[None] if in_dims[2] is None else bias.movedim(in_dims[2], 0)
@@ -172,6 +174,7 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
     def differentiate(*arguments: Any) -> Any:
         first, second, bias, call = parse(*arguments)
         if _is_watched(first, second, bias):
+            # NOTE: under `torch.func.grad` torch refuses this with an error; the functions below see transforms before the dispatcher.
             return _Pass.apply(first, second, bias, call)
         with torch._C._AutoDispatchBelowAutograd():
             return call.operator(first, second, bias)
@@ -179,7 +182,7 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
     def vectorize(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, int]:
         first, second, bias, call = parse(*arguments)
         dims = (in_dims[0], in_dims[1], in_dims[2] if bias is not None else None)
-        return _batched(info.batch_size, dims, first, second, bias, call)
+        return _batched(info.batch_size, dims, first, second, bias, call, lambda call, *folded: call.operator(*folded, None))
 
     return compute, fake, differentiate, vectorize
 
