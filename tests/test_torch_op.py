@@ -198,6 +198,18 @@ def test_only_the_gradients_that_are_needed_are_computed(needs: str, expected: l
     assert passes == ["fprop", *expected]
 
 
+def test_a_frozen_weight_keeps_no_input_alive() -> None:
+    import weakref
+
+    x, w, b = tensors(X, W, B, grad=False)
+    y = ours("host")(x, w, b.requires_grad_())
+    alive = weakref.ref(x)
+    del x
+    assert alive() is None
+    y.sum().backward()
+    assert b.grad is not None
+
+
 def test_a_named_kernel_is_the_forwards_and_gradients_take_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []
     made = torch_plan._KernelPlan.__init__
