@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     tune.set_defaults(command=_tune)
     kernelbench = commands.add_parser("kernelbench", help="check and time KernelBench-style files: ModelNew against Model")
     kernelbench.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs")
-    kernelbench.add_argument("--fuzz", type=_count, nargs="?", const=50, default=0, metavar="N", help="draw N other problems (50)")
+    kernelbench.add_argument("--fuzz", type=_count, nargs="?", const=200, default=0, metavar="N", help="draw N other problems (200)")
     kernelbench.add_argument("--seed", type=_count, default=0, help="of the fresh inputs and the draws (default 0)")
     kernelbench.add_argument("--time-limit", type=float, default=600.0, metavar="S", help="seconds for each file (default 600)")
     kernelbench.set_defaults(command=_kernelbench)

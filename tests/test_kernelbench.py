@@ -182,7 +182,7 @@ class ModelNew(Model):
         return y
 '''
     assert examine(tmp_path, ignores_groups).passed
-    verdict = examine(tmp_path, ignores_groups, fuzz=60)
+    verdict = examine(tmp_path, ignores_groups, fuzz=200)
     assert [finding.kind for finding in verdict.findings] == ["wrong result"]
     assert "padding=2" in str(verdict)
     assert verdict.fuzzed > 10
