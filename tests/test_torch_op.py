@@ -422,3 +422,24 @@ def test_a_cuda_tensor_without_cupy_names_the_extra(monkeypatch: pytest.MonkeyPa
     x, w, b = tensors(X, W, B, device="cuda", grad=False)
     with pytest.raises(ct.BackendError, match="pip install 'cupy-convt3d"):
         ct.conv_transpose3d(x, w, b, **GEOMETRY, backend="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["torch", "cuda", None])
+def test_fp32_precision_holds_against_torchs_setting_and_leaves_it(backend: str | None) -> None:
+    shapes = ((2, 64, 6, 6, 6), (64, 64, 3, 3, 3))
+    x, w = tensors(*shapes, dtype=torch.float32, device="cuda")
+    exact = F.conv_transpose3d(x.double(), w.double())
+    wanted = (exact, *torch.autograd.grad(exact.square().sum(), (x, w)))
+    conv, before = torch.backends.cudnn.conv, torch.backends.cudnn.conv.fp32_precision
+    deterministic = torch.backends.cudnn.deterministic
+    conv.fp32_precision = "tf32"
+    try:
+        y = ct.conv_transpose3d(x, w, fp32_precision="ieee", backend=backend)
+        found = (y, *torch.autograd.grad(y.square().sum(), (x, w)))
+        assert conv.fp32_precision == "tf32"
+        assert torch.backends.cudnn.deterministic == deterministic
+    finally:
+        conv.fp32_precision = before
+    for ours_, exact_ in zip(found, wanted, strict=True):
+        assert float((ours_.double() - exact_).norm() / exact_.norm()) < 2e-6  # TF32 products leave 2e-4
