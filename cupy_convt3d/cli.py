@@ -1,4 +1,4 @@
-"""The command line: `convt3d check`, `info`, `report`, `bench`, `tune`."""
+"""The command line: `convt3d check`, `info`, `report`, `bench`, `tune`, `kernelbench`."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--again", action="store_true", help="search what the database has, too")
     tune.add_argument("--out", type=Path, metavar="FILE.json", help="the database (default: your own, where 'auto' looks)")
     tune.set_defaults(command=_tune)
+
     kernelbench = commands.add_parser("kernelbench", help="check and time KernelBench-style files: ModelNew against Model")
     kernelbench.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs")
     kernelbench.add_argument("--fuzz", type=_count, nargs="?", const=200, default=0, metavar="N", help="draw N other problems (200)")
@@ -307,6 +308,8 @@ def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | li
     if options.kernels in (["all"], ["auto"]):
         return problems, options.kernels[0]
     return problems, [resolve(name) for name in options.kernels]
+
+
 def _kernelbench(options: argparse.Namespace) -> int:
     from .lab import kernelbench
 
