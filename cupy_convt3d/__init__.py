@@ -6,7 +6,7 @@ import importlib
 from importlib import metadata
 from typing import Any
 
-from .errors import BackendError, CacheWarning, CompileError, KernelError, LaunchError, ProblemError
+from .errors import BackendError, CacheWarning, CompileError, KernelError, LaunchError, ProblemError, ProblemTypeError
 from .kernel import Kernel
 from .ops import conv_transpose3d, conv_transpose3d_grad_input, conv_transpose3d_grad_weight
 from .problem import Problem
@@ -17,9 +17,10 @@ try:
 except metadata.PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0.0.0+source"
 
-# Name: (module, attribute; None is the module itself). They bring hypothesis and more, so they load at first use.
+# Name: (module, attribute; None is the module itself). They bring torch, hypothesis and more, so they load at first use.
 _LAZY: dict[str, tuple[str, str | None]] = {
     "check": ("cupy_convt3d.lab.check", "check"),
+    "nn": ("cupy_convt3d.nn", None),
     "suites": ("cupy_convt3d.lab.suites", None),
 }
 
@@ -32,12 +33,14 @@ __all__ = [
     "LaunchError",
     "Problem",
     "ProblemError",
+    "ProblemTypeError",
     "__version__",
     "check",
     "conv_transpose3d",
     "conv_transpose3d_grad_input",
     "conv_transpose3d_grad_weight",
     "kernels",
+    "nn",
     "suites",
 ]
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from .backends.base import TensorRef
 from .dtypes import DTYPES, dtype_name
-from .errors import BackendError, ProblemError
+from .errors import BackendError, ProblemError, ProblemTypeError
 
 _CHANNELS_LAST = (0, 4, 1, 2, 3)  # axes of (N, D, H, W, C) memory that make it (N, C, D, H, W)
 
@@ -163,14 +163,17 @@ class TorchLibrary(Library):
 
     def read(self, argument: str, value: Any) -> Array:
         self._refuse(argument, value)
-        dtype = _supported(argument, value.dtype, self._from_torch.get(value.dtype))
-        device = Device("cuda", value.device.index) if value.is_cuda else CPU
-        if not value.is_cuda and value.device.type != "cpu":
-            raise ProblemError(f"{argument}.device={value.device}: must be the CPU or a CUDA device")
+        _supported(argument, value.dtype, self._from_torch.get(value.dtype))
         # NOTE: data_ptr and not DLPack: same stream and lifetime, 50 times cheaper, and it also takes a capturing stream.
-        return Array(
-            argument, value, TensorRef(value.data_ptr(), tuple(value.shape), tuple(value.stride())), dtype, device, self
-        )
+        return self.describe(argument, value, value.data_ptr())
+
+    def describe(self, argument: str, value: Any, pointer: int = 0) -> Array:
+        """Return what `read` does of any tensor, its memory not looked at; a dtype that no kernel has keeps torch's name."""
+        if not value.is_cuda and value.device.type not in ("cpu", "meta"):
+            raise ProblemError(f"{argument}.device={value.device}: must be the CPU or a CUDA device")
+        device = Device("cuda", value.device.index) if value.is_cuda else CPU
+        dtype = self._from_torch.get(value.dtype) or str(value.dtype).removeprefix("torch.")
+        return Array(argument, value, TensorRef(pointer, tuple(value.shape), tuple(value.stride())), dtype, device, self)
 
     def _refuse(self, argument: str, value: Any) -> None:
         torch = self.torch
@@ -439,7 +442,7 @@ def library_of(argument: str, value: Any) -> Library:
         return _JaxCupy() if on_gpu else _JaxNumpy()
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and not isinstance(value, type):
         return _ForeignCupy() if _dl_device(argument, value).kind == "cuda" else _ForeignNumpy()
-    raise ProblemError(
+    raise ProblemTypeError(
         f"{argument}: is a {type(value).__name__}; must be a torch tensor, a NumPy, CuPy or JAX array, or have __dlpack__"
     )
 

@@ -1,4 +1,4 @@
-"""The command line: `convt3d check`, `info`, `report`, `bench`, `tune`."""
+"""The command line: `convt3d check`, `info`, `report`, `bench`, `tune`, `kernelbench`."""
 
 from __future__ import annotations
 
@@ -74,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--again", action="store_true", help="search what the database has, too")
     tune.add_argument("--out", type=Path, metavar="FILE.json", help="the database (default: your own, where 'auto' looks)")
     tune.set_defaults(command=_tune)
+
+    kernelbench = commands.add_parser("kernelbench", help="check and time KernelBench-style files: ModelNew against Model")
+    kernelbench.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs")
+    kernelbench.add_argument("--fuzz", type=_count, nargs="?", const=200, default=0, metavar="N", help="draw N other problems (200)")
+    kernelbench.add_argument("--seed", type=_count, default=0, help="of the fresh inputs and the draws (default 0)")
+    kernelbench.add_argument("--time-limit", type=float, default=600.0, metavar="S", help="seconds for each file (default 600)")
+    kernelbench.set_defaults(command=_kernelbench)
     return parser
 
 
@@ -170,7 +177,25 @@ def _info(options: argparse.Namespace) -> int:
         if options.why is not None:
             for dtype in kernel.dtypes:
                 print(f"    {options.why} {dtype}: {kernel.why_not(options.why, dtype) or 'yes'}")
+    if options.why is not None:
+        print('algorithm="auto":')
+        for line in _why_auto(options.why):
+            print(f"  {line}")
     return _PASSED
+
+
+def _why_auto(problem: Problem) -> Iterator[str]:
+    from . import ops
+
+    for pass_name in PASSES:
+        for dtype in DTYPES:
+            try:
+                chosen = ops.choose_kernel("auto", pass_name, problem, dtype).name
+            except KernelError as error:
+                chosen = f"none: {error}"
+            reason = ops.left_to_torch(pass_name, problem, dtype)
+            torchs = f"; on torch's CUDA tensors torch's own operator: {reason}" if reason else ""
+            yield f"{pass_name} {dtype}: {chosen}{torchs}"
 
 
 def _facts() -> Iterator[tuple[str, str]]:
@@ -283,3 +308,17 @@ def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | li
     if options.kernels in (["all"], ["auto"]):
         return problems, options.kernels[0]
     return problems, [resolve(name) for name in options.kernels]
+
+
+def _kernelbench(options: argparse.Namespace) -> int:
+    from .lab import kernelbench
+
+    verdicts = []
+    for reference, candidate in kernelbench.pair(options.files):
+        print(f"{candidate}: running its code as it is, with your rights, in a child process for at most {options.time_limit:g} s")
+        verdict = kernelbench.examine(
+            reference, candidate, time_limit_s=options.time_limit, fuzz=options.fuzz, seed=options.seed
+        )
+        print(verdict, flush=True)
+        verdicts.append(verdict)
+    return _PASSED if all(verdict.passed for verdict in verdicts) else _FAILED

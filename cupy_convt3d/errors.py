@@ -8,6 +8,10 @@ class ProblemError(ValueError, RuntimeError):
     """
 
 
+class ProblemTypeError(ProblemError, TypeError):
+    """An argument is of the wrong type; a `TypeError` too, as torch raises for it."""
+
+
 class KernelError(ValueError):
     """A kernel file's declaration is wrong, or a kernel was asked for something it cannot do."""
 

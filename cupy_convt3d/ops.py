@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .arrays import Array, keep_until_done, read, require_cupy
+from . import torch_library
+from .arrays import Array, keep_until_done, library_of, read, require_cupy
 from .backends.base import Backend, TensorRef, run
-from .errors import BackendError, KernelError, ProblemError
+from .errors import BackendError, KernelError, ProblemError, ProblemTypeError
 from .kernel import Kernel
 from .problem import Problem
 from .registry import kernels
@@ -29,8 +30,14 @@ PREFERENCE = {
     "dgrad": ("dgrad_gather",),
     "wgrad": ("wgrad_reduce",),
 }
+
+# What "auto" leaves to torch's own operator where it can be had (torch's CUDA tensors, no backend named), and why.
+_PLAIN = "the registered kernels of this pass are plain ones"
+LEFT_TO_TORCH = {"fprop": _PLAIN, "dgrad": _PLAIN, "wgrad": _PLAIN}
+
 BACKENDS = ("cuda", "host", "torch")
-FP32_PRECISIONS = ("tf32", "tf32x3", "ieee")  # from loosest to strictest
+_loaded_torch_op: Any = None  # a look-up in the import system takes longer than this
+FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # from loosest to strictest, each with its instance
 
 
 def conv_transpose3d(
@@ -50,6 +57,9 @@ def conv_transpose3d(
 ) -> Any:
     """Return the 3D transposed convolution of `x`, as `torch.nn.functional.conv_transpose3d` defines it.
 
+    On torch tensors it is differentiable to any order, obeys autocast and can be traced, compiled and exported. The gradients use the
+    same backend; an `algorithm` that names a kernel is the forward's, the gradients then take "auto".
+
     Input `i` and tap `t` feed output `o = i*stride - padding + t*dilation`; each output size is
     `(in - 1)*stride - 2*padding + dilation*(kernel - 1) + output_padding + 1`.
 
@@ -65,7 +75,8 @@ def conv_transpose3d(
         fp32_precision: the loosest arithmetic allowed for fp32: "ieee", "tf32x3", "tf32"; None is
             `torch.backends.cudnn.conv.fp32_precision` for torch tensors, else "ieee".
         backend: "cuda", "host" (the same kernels on the CPU), "torch" (torch's own operator). None takes "cuda" for CUDA arrays
-            and "host" for CPU arrays, but "torch" for torch's CPU tensors unless `algorithm` names a kernel.
+            and "host" for CPU arrays. Unless `algorithm` names a kernel it takes "torch" for torch's CPU tensors, and for its CUDA
+            tensors in the passes that are `left_to_torch` (`convt3d info --why` says which).
         out: an array to write: the result's library, shape, dtype and device, any strides. Its bytes, from the first to the last,
             must not overlap those of an input; interleaved views of one buffer are refused too.
 
@@ -79,9 +90,13 @@ def conv_transpose3d(
         KernelError: the named kernel cannot do this problem.
         BackendError: CuPy, a GPU or a compiler is missing.
     """
+    geometry = (stride, padding, output_padding, groups, dilation)
+    if out is None and _are_torch(x, w, bias):
+        return _torch_op().conv_transpose3d(
+            x, w, bias, *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
+        )
     given = {"input": x, "weight": w} | ({} if bias is None else {"bias": bias})
     arrays = _read_all(given)
-    geometry = (stride, padding, output_padding, groups, dilation)
     bias_shape = arrays["bias"].ref.shape if "bias" in arrays else None
     problem = Problem.from_shapes(arrays["input"].ref.shape, arrays["weight"].ref.shape, bias_shape, *geometry)
     return _execute("fprop", problem, arrays, len(arrays["input"].ref.shape) == 4, algorithm, fp32_precision, backend, out)
@@ -116,8 +131,13 @@ def conv_transpose3d_grad_input(
     Raises:
         ProblemError, KernelError, BackendError: as for `conv_transpose3d`.
     """
-    arrays = _read_all({"grad_output": grad_output, "weight": weight})
     geometry = (stride, padding, output_padding, groups, dilation)
+    if out is None and _are_torch(grad_output, weight):
+        shape = _shape("input_shape", input_shape)
+        return _torch_op().conv_transpose3d_grad_input(
+            grad_output, weight, shape, *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
+        )
+    arrays = _read_all({"grad_output": grad_output, "weight": weight})
     problem = Problem.from_shapes(_shape("input_shape", input_shape), arrays["weight"].ref.shape, None, *geometry)
     unbatched = len(input_shape) == 4
     _check_shape(arrays["grad_output"], problem.output_shape, unbatched)
@@ -153,8 +173,13 @@ def conv_transpose3d_grad_weight(
     Raises:
         ProblemError, KernelError, BackendError: as for `conv_transpose3d`.
     """
-    arrays = _read_all({"input": input, "grad_output": grad_output})
     geometry = (stride, padding, output_padding, groups, dilation)
+    if out is None and _are_torch(input, grad_output):
+        shape = _shape("weight_shape", weight_shape)
+        return _torch_op().conv_transpose3d_grad_weight(
+            input, grad_output, shape, *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
+        )
+    arrays = _read_all({"input": input, "grad_output": grad_output})
     problem = Problem.from_shapes(arrays["input"].ref.shape, _shape("weight_shape", weight_shape), None, *geometry)
     unbatched = len(arrays["input"].ref.shape) == 4
     _check_shape(arrays["grad_output"], problem.output_shape, unbatched)
@@ -180,17 +205,44 @@ def backend_for(name: str, device: int = 0) -> Backend:
     raise BackendError(f"backend={name!r}: has no kernels to launch; 'cuda' and 'host' have")
 
 
+def _are_torch(*values: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    for value in values:  # a generator costs a microsecond more
+        if value is not None and not isinstance(value, torch.Tensor):
+            return False
+    return values[0] is not None
+
+
+def _torch_op() -> Any:
+    global _loaded_torch_op
+    if _loaded_torch_op is None:
+        from . import torch_op  # imports torch
+
+        _loaded_torch_op = torch_op
+    return _loaded_torch_op
+
+
 def _read_all(given: dict[str, Any]) -> dict[str, Array]:
+    names = {argument: library_of(argument, value).name for argument, value in given.items()}
+    first, *others = names
+    for other in others:
+        if names[other] != names[first]:
+            raise ProblemTypeError(f"{other}: library is {names[other]}; must be {names[first]}, as {first}'s")
     arrays = {name: read(name, value) for name, value in given.items()}
+    check_alike(arrays)
+    return arrays
+
+
+def check_alike(arrays: dict[str, Array]) -> None:
+    """Raise ProblemError unless all arrays are on one device and of one dtype."""
     first, *others = arrays.values()
     for other in others:
-        for what in ("library", "device", "dtype"):
+        for what in ("device", "dtype"):
             ours, theirs = getattr(first, what), getattr(other, what)
-            if what == "library":
-                ours, theirs = ours.name, theirs.name
             if ours != theirs:
                 raise ProblemError(f"{other.argument}: {what} is {theirs}; must be {ours}, as {first.argument}'s")
-    return arrays
 
 
 def _shape(name: str, value: Any) -> tuple[int, ...]:
@@ -217,6 +269,52 @@ def _fp32_precision(value: str | None, array: Array) -> str:
     # "none" is what torch says after a legacy `allow_tf32 = False`; `cudnn.allow_tf32` itself can raise, so it is never read.
     setting = sys.modules["torch"].backends.cudnn.conv.fp32_precision if array.library.name == "torch" else "ieee"
     return setting if setting in FP32_PRECISIONS else "ieee"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who computes a call: a kernel's instance of that dtype on a backend, or torch's own operator (no kernel)."""
+
+    kernel: Kernel | None
+    instance: str
+    backend: str
+    precision: str
+
+
+def decide(
+    pass_name: str, problem: Problem, first: Array, algorithm: str | Kernel, fp32_precision: str | None, backend: str | None
+) -> Choice:
+    """Return who computes a call whose first array is `first`.
+
+    Raises:
+        ProblemError, KernelError: as `conv_transpose3d`.
+    """
+    if not isinstance(algorithm, (str, Kernel)):
+        raise ProblemTypeError(f"algorithm={algorithm!r}: must be a kernel's name, a Kernel, 'auto' or 'library'")
+    precision = _fp32_precision(fp32_precision, first)
+    chosen = _choose_backend(backend, algorithm, first)
+    if backend is None and algorithm == "auto" and first.library.name == "torch" and left_to_torch(pass_name, problem, first.dtype):
+        chosen = "torch"
+    if chosen == "torch":
+        return Choice(None, first.dtype, chosen, precision)
+    refusal = None
+    for instance in _instances(first.dtype, precision):
+        try:
+            return Choice(choose_kernel(algorithm, pass_name, problem, instance), instance, chosen, precision)
+        except KernelError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
+
+
+def _instances(dtype: str, precision: str) -> list[str]:
+    """Return the instances that may compute on tensors of `dtype`, the loosest first."""
+    return list(FP32_PRECISIONS.values())[list(FP32_PRECISIONS).index(precision) :] if dtype == "fp32" else [dtype]
+
+
+def left_to_torch(pass_name: str, problem: Problem, dtype: str) -> str | None:
+    """Return why "auto" leaves a pass on torch's CUDA tensors to torch's own operator; None where it takes a kernel of ours."""
+    return LEFT_TO_TORCH.get(pass_name)
 
 
 def _choose_backend(backend: str | None, algorithm: str | Kernel, array: Array) -> str:
@@ -301,7 +399,7 @@ class _Call:
         """Return `out`, or new memory in the layout torch would give it."""
         if self.out is not None:
             return self.out
-        channels_last = self.pass_name != "wgrad" and any(_channels_last(a.ref) for a in self.arrays.values())
+        channels_last = self.pass_name != "wgrad" and any(is_channels_last(a.ref) for a in self.arrays.values())
         library = self.first.library
         native = library.empty(self.shape, self.first.dtype, self.first.device, channels_last)
         return library.read("out", native[0] if self.drops_batch else native)
@@ -317,27 +415,13 @@ def _execute(
     backend: str | None,
     out: Any,
 ) -> Any:
-    if not isinstance(algorithm, (str, Kernel)):
-        raise ProblemError(f"algorithm={algorithm!r}: must be a kernel's name, a Kernel, 'auto' or 'library'")
     first = next(iter(arrays.values()))
-    precision = _fp32_precision(fp32_precision, first)
-    backend = _choose_backend(backend, algorithm, first)
-    kernel = None if backend == "torch" else choose_kernel(algorithm, pass_name, problem, first.dtype)
-    if kernel is None and first.dtype == "fp32" and first.device.kind == "cuda":
-        _check_library_precision(precision, first)
+    choice = decide(pass_name, problem, first, algorithm, fp32_precision, backend)
     call = _Call(pass_name, problem, arrays, unbatched, None if out is None else read("out", out))
     if call.out is not None:
         _check_out(call)
-    result = _run_library(call) if kernel is None else _run_kernel(call, kernel, backend)
+    result = _run_library(call, choice.precision) if choice.kernel is None else _run_kernel(call, choice.kernel, choice)
     return result if out is None else out
-
-
-def _check_library_precision(precision: str, array: Array) -> None:
-    setting = _fp32_precision(None, array)
-    if FP32_PRECISIONS.index(setting) < FP32_PRECISIONS.index(precision):
-        raise ProblemError(
-            f"fp32_precision={precision!r}: torch's own operator follows torch.backends.cudnn.conv.fp32_precision={setting!r}; set that"
-        )
 
 
 def _check_out(call: _Call) -> None:
@@ -383,7 +467,7 @@ def _batched(ref: TensorRef, dimensions: int) -> TensorRef:
     return TensorRef(ref.pointer, (1, *ref.shape), (ref.shape[0] * ref.strides[0], *ref.strides))
 
 
-def _channels_last(ref: TensorRef) -> bool:
+def is_channels_last(ref: TensorRef) -> bool:
     """Whether torch's `suggest_memory_format` says channels_last_3d (c10/core/MemoryFormat.h): ambiguous strides do not."""
     if len(ref.shape) not in (4, 5) or 0 in ref.shape:
         return False
@@ -399,17 +483,17 @@ def _channels_last(ref: TensorRef) -> bool:
     return True
 
 
-def _run_kernel(call: _Call, kernel: Kernel, backend_name: str) -> Any:
+def _run_kernel(call: _Call, kernel: Kernel, choice: Choice) -> Any:
     library, device = call.first.library, call.first.device
     if math.prod(call.shape) == 0:
         return library.result(call.destination().native)
-    backend = backend_for(backend_name, device.index) if call.problem.batch else None
+    backend = backend_for(choice.backend, device.index) if call.problem.batch else None
     with library.on(device):
         destination = call.destination()
         if backend is None:  # batch 0: no launch, and a sum over nothing
             library.assign(destination.native, 0)
         else:
-            _launch(call, kernel, backend, destination)
+            _launch(call, kernel, choice.instance, backend, destination)
         foreign = [array.native for array in call.arrays.values() if array.foreign]
         if foreign and device.kind == "cuda":
             keep_until_done(foreign, device)
@@ -420,7 +504,7 @@ def _run_kernel(call: _Call, kernel: Kernel, backend_name: str) -> Any:
     return destination.native
 
 
-def _launch(call: _Call, kernel: Kernel, backend: Backend, destination: Array) -> None:
+def _launch(call: _Call, kernel: Kernel, instance: str, backend: Backend, destination: Array) -> None:
     """Run the kernel; what it cannot read or write in its own strides goes through a contiguous copy."""
     library, device = call.first.library, call.first.device
     arrays = dict(call.arrays)
@@ -440,33 +524,15 @@ def _launch(call: _Call, kernel: Kernel, backend: Backend, destination: Array) -
         workspaces.append(owner)  # alive until the launches are queued; after that the allocator's stream order protects it
         return pointer
 
-    run(backend, kernel, call.problem, call.first.dtype, refs, allocate, library.stream(device))
+    run(backend, kernel, call.problem, instance, refs, allocate, library.stream(device))
     if target is not destination:
         library.assign(destination.native, target.native)
 
 
-def _run_library(call: _Call) -> Any:
-    torch = sys.modules["torch"]
-    problem, given = call.problem, {name: array.native for name, array in call.arrays.items()}
+def _run_library(call: _Call, precision: str) -> Any:
+    assert call.out is not None  # without `out`, torch's tensors go through `torch_op`
+    operands = [array.native for array in call.arrays.values()]
     if call.unbatched:
-        given = {name: t.unsqueeze(0) if t.dim() == 4 else t for name, t in given.items()}
-    geometry = (
-        list(problem.stride),
-        list(problem.padding),
-        list(problem.dilation),
-        True,
-        list(problem.output_padding),
-        problem.groups,
-    )
-    with torch.no_grad():
-        if call.pass_name == "fprop":
-            result = torch.ops.aten.convolution(given["input"], given["weight"], given.get("bias"), *geometry)
-        else:
-            # The tensor whose gradient is asked for gives its shape alone.
-            missing, shape = ("input", problem.input_shape) if call.pass_name == "dgrad" else ("weight", problem.weight_shape)
-            given[missing] = given["grad_output"].new_empty(1).expand(shape)
-            mask = [call.pass_name == "dgrad", call.pass_name == "wgrad", False]
-            operands = (given["grad_output"], given["input"], given["weight"])
-            result = torch.ops.aten.convolution_backward(*operands, None, *geometry, mask)[0 if mask[0] else 1]
-        result = result.squeeze(0) if call.drops_batch else result
-        return result if call.out is None else call.out.native.copy_(result)
+        operands = [tensor.unsqueeze(0) if tensor.dim() == 4 else tensor for tensor in operands]
+    result = torch_library.run(call.pass_name, call.problem, precision, *operands)
+    return call.out.native.copy_(result.squeeze(0) if call.drops_batch else result)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from .errors import ProblemError
+from .errors import ProblemError, ProblemTypeError
 
 Triple = tuple[int, int, int]
 PASSES = ("fprop", "dgrad", "wgrad")
@@ -21,9 +21,9 @@ def _integer(name: str, value: object, minimum: int) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ProblemError(f"{name}={value!r}: must be an integer") from None
+        raise ProblemTypeError(f"{name}={value!r}: must be an integer") from None
     if isinstance(value, bool):
-        raise ProblemError(f"{name}={value!r}: must be an integer, not a bool")
+        raise ProblemTypeError(f"{name}={value!r}: must be an integer, not a bool")
     if not minimum <= number <= INT32_MAX:
         raise ProblemError(f"{name}={number}: must be between {minimum} and 2**31 - 1")
     return number
@@ -36,7 +36,7 @@ def triple(name: str, value: object, minimum: int = 0) -> Triple:
         ProblemError: `value` is anything else; torch's string paddings ("same", "valid") and modes are refused here too.
     """
     if isinstance(value, str):
-        raise ProblemError(f"{name}={value!r}: must be integers; a transposed convolution has zero padding only")
+        raise ProblemTypeError(f"{name}={value!r}: must be integers; a transposed convolution has zero padding only")
     if isinstance(value, Sequence):
         values = list(value)
     elif hasattr(value, "tolist") and getattr(value, "ndim", 0) == 1:

@@ -12,9 +12,11 @@ import pytest
 
 import cupy_convt3d as ct
 from cupy_convt3d import ops
+from cupy_convt3d.cli import main
 from cupy_convt3d.registry import kernels
 
 torch = pytest.importorskip("torch")
+from cupy_convt3d import torch_plan  # noqa: E402
 
 LIBRARIES = ("numpy", "torch", "jax")
 NUMPY_DTYPES = {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -92,7 +94,8 @@ def test_all_three_functions_agree_with_torch(library: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_torch_cpu_tensors_take_torchs_own_operator(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_launch", None)
+    monkeypatch.setattr(ops, "backend_for", None)
+    monkeypatch.setattr(torch_plan, "_KernelPlan", None)
     x, w, b, g = (to("torch", a, dtype) for a in (X, W, B, G))
     assert_close(ct.conv_transpose3d(x, w, b, **GEOMETRY), Y, dtype)
     assert_close(ct.conv_transpose3d(x[0], w, b, **GEOMETRY, algorithm="library"), Y[0], dtype)
@@ -187,7 +190,7 @@ def test_channels_last_rule_is_torchs_own(shape: tuple[int, ...]) -> None:
         torch.zeros(shape).transpose(2, 4),
     ):
         suggested = torch._prims_common.suggest_memory_format(tensor)
-        assert ops._channels_last(ct.arrays.read("input", tensor).ref) == (suggested == torch.channels_last_3d)
+        assert ops.is_channels_last(ct.arrays.read("input", tensor).ref) == (suggested == torch.channels_last_3d)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -213,6 +216,7 @@ def test_batch_zero_launches_nothing(library: str, backend: str, monkeypatch: py
     if backend == "torch" and library != "torch":
         pytest.skip("torch's own operator takes torch tensors")
     monkeypatch.setattr(ops, "backend_for", None)
+    monkeypatch.setattr(torch_plan, "_KernelPlan", None)
     x, w, b, g = (to(library, a, "fp32") for a in (X[:0], W, B, G[:0]))
     assert ct.conv_transpose3d(x, w, b, **GEOMETRY, backend=backend).shape == (0, *Y.shape[1:])
     assert ct.conv_transpose3d_grad_input(g, w, x.shape, **GEOMETRY, backend=backend).shape == (0, *X.shape[1:])
@@ -332,36 +336,29 @@ def test_traced_jax_array_is_refused() -> None:
         jax.jit(lambda x: ct.conv_transpose3d(x, x))(jax.numpy.ones((1, 1, 2, 2, 2)))
 
 
-def test_requires_grad_is_never_detached_silently() -> None:
-    x, w = torch.tensor(X), torch.nn.Parameter(torch.tensor(W))
+def test_out_is_refused_for_a_tensor_that_requires_grad() -> None:
+    x, w, out = torch.tensor(X), torch.nn.Parameter(torch.tensor(W)), torch.empty(Y.shape, dtype=torch.float64)
     for backend in ("host", "torch", None):
         with pytest.raises(ct.ProblemError, match=r"weight\.requires_grad=True"):
-            ct.conv_transpose3d(x, w, **GEOMETRY, backend=backend)
+            ct.conv_transpose3d(x, w, torch.tensor(B), **GEOMETRY, backend=backend, out=out)
         with torch.no_grad():
-            assert_close(ct.conv_transpose3d(x, w, torch.tensor(B), **GEOMETRY, backend=backend), Y, "fp64")
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, x)
-        with pytest.raises(ct.ProblemError, match=r"input\.requires_grad"):
-            ct.conv_transpose3d(dual, w.detach(), **GEOMETRY)
+            assert ct.conv_transpose3d(x, w, torch.tensor(B), **GEOMETRY, backend=backend, out=out) is out
+        assert_close(out, Y, "fp64")
 
 
-def test_tensors_without_plain_memory_are_refused() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        fake = torch.empty(2, 4, 3, 4, 2, dtype=torch.float64)
+def test_tensors_without_plain_memory_are_refused_as_out() -> None:
+    x, w = torch.tensor(X), torch.tensor(W)
     refused = {
-        "is a FakeTensor": fake,
-        "device=meta": torch.empty(2, 4, 3, 4, 2, dtype=torch.float64, device="meta"),
-        "layout=torch.sparse": torch.tensor(X).to_sparse(),
-        "lazily conjugated": torch.tensor(X + 1j).conj(),
-        "negated view": torch.tensor(X + 1j).conj().imag,
+        "device=meta": torch.empty(Y.shape, dtype=torch.float64, device="meta"),
+        "layout=torch.sparse": torch.tensor(Y).to_sparse(),
+        "lazily conjugated": torch.tensor(Y + 1j).conj(),
+        "negated view": torch.tensor(Y + 1j).conj().imag,
     }
     for message, tensor in refused.items():
         with pytest.raises(ct.ProblemError, match=message):
-            ct.conv_transpose3d(tensor, torch.tensor(W), **GEOMETRY)
+            ct.conv_transpose3d(x, w, torch.tensor(B), **GEOMETRY, out=tensor)
     with pytest.raises(ct.ProblemError, match="tracer or transform"):
-        torch.func.vmap(lambda x: ct.conv_transpose3d(x, torch.tensor(W), **GEOMETRY))(torch.tensor(X)[None])
+        torch.func.vmap(lambda x: ct.conv_transpose3d(x, w, **GEOMETRY, out=x))(x[None])
 
 
 def test_autograd_notices_a_write_to_out() -> None:
@@ -385,6 +382,32 @@ def test_auto_takes_the_first_deterministic_kernel_that_can() -> None:
         chosen = ops.choose_kernel("auto", pass_name, problem, "fp32")
         assert chosen.name in names
         assert chosen.deterministic
+
+
+@pytest.mark.parametrize("pass_name", sorted(ops.LEFT_TO_TORCH))
+def test_auto_leaves_plain_passes_to_torch_on_a_gpu_only(pass_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = ct.Problem(1, 2, 2, 3, 3)
+    ref = ct.arrays.TensorRef(0, (1,), (1,))
+    libraries = {"torch": ct.arrays.TorchLibrary(), "CuPy": ct.arrays.CupyLibrary()}
+
+    def chosen(library: str, backend: str | None, algorithm: str = "auto") -> Any:
+        array = ct.arrays.Array("input", None, ref, "fp32", ct.arrays.Device("cuda"), libraries[library])
+        return ops.decide(pass_name, problem, array, algorithm, None, backend).kernel
+
+    assert chosen("torch", None) is None
+    for library, backend in (("torch", "cuda"), ("CuPy", None)):
+        assert chosen(library, backend).name in ops.PREFERENCE[pass_name]
+    name = ops.PREFERENCE[pass_name][-1]
+    assert chosen("torch", None, name).name == name
+    assert main(["info", "--why", str(problem)]) == 0
+    assert f"{pass_name} fp32: {ops.PREFERENCE[pass_name][0]}; on torch's CUDA tensors torch's own operator: " in capsys.readouterr().out
+
+
+def test_a_looser_precision_takes_the_loosest_instance() -> None:
+    assert ops._instances("fp32", "tf32") == ["tf32", "tf32x3", "fp32"]
+    assert ops._instances("fp32", "tf32x3") == ["tf32x3", "fp32"]
+    assert ops._instances("fp32", "ieee") == ["fp32"]
+    assert ops._instances("bf16", "tf32") == ["bf16"]
 
 
 def test_fp32_precision_follows_torch() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ class TensorRef:
 
 
 class _View(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_longlong * 5))
+    _fields_ = (("value", ctypes.c_void_p), ("stride", ctypes.c_longlong * 5))  # the address is `value`, as in c_void_p
 
 
 class Arguments:
@@ -118,6 +119,53 @@ class Backend(ABC):
         """Return the milliseconds of each of `repeats` calls after one that is not counted, caches flushed in between."""
 
 
+class Prepared:
+    """The launches of one call, compiled and with all their arguments but the addresses: what a call like it is launched from.
+
+    Args:
+        tensors: every tensor of the pass by name, `bias` only where there is one; their addresses are of no account here.
+
+    Attributes:
+        workspace: bytes of each scratch tensor that the launches share, by name.
+
+    Raises:
+        KernelError: the kernel cannot do the problem (the text of `Kernel.why_not`).
+        CompileError, BackendError: as the backend says.
+    """
+
+    def __init__(self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef]) -> None:
+        kernel.require(problem, dtype, backend.arch)
+        plan = kernel.plan(problem, dtype, backend.multiprocessors)
+        self._module = backend.compile(backend.instance(kernel, dtype, plan))
+        itemsize = DTYPES[dtype].accumulate.itemsize
+        self.workspace = {name: numel * itemsize for name, numel in plan.workspace.items()}
+        refs = {**tensors, **{name: TensorRef(0, (numel,), (1,)) for name, numel in plan.workspace.items()}}
+        launches = [launch for launch in plan.launches if 0 not in launch.grid]
+        self._launches = [(launch, Arguments(launch, problem, refs)) for launch in launches]
+        self._addresses = [
+            (parameter.name, value)
+            for launch, arguments in self._launches
+            for parameter, value in zip(launch.parameters, arguments.values, strict=True)
+            if parameter.name in refs
+        ]
+        self._lock = threading.Lock()
+
+    def launch(self, addresses: Mapping[str, int], stream: int = 0, seed: int = 0, packed: Container[str] = ()) -> None:
+        """Launch on `stream` with the address of every tensor and workspace; several threads may call it.
+
+        The launches that fill a workspace named in `packed` are left out.
+
+        Raises:
+            LaunchError: as the backend says.
+        """
+        with self._lock:  # the arguments are shared; a launch has copied them when it returns
+            for name, value in self._addresses:
+                value.value = addresses[name]
+            for launch, arguments in self._launches:
+                if not packed or launch.packs not in packed:
+                    self._module.launch(launch, arguments, stream, seed)
+
+
 def run(
     backend: Backend,
     kernel: Kernel,
@@ -139,18 +187,12 @@ def run(
         packed: workspaces kept from an earlier call with the same weight and problem; the launches that pack them are left out.
 
     Raises:
-        KernelError: the kernel cannot do the problem (the text of `Kernel.why_not`).
-        CompileError, LaunchError, BackendError: as the backend says.
+        KernelError, CompileError, LaunchError, BackendError: as `Prepared` and its `launch` say.
     """
-    kernel.require(problem, dtype, backend.arch)
-    plan = kernel.plan(problem, dtype, backend.multiprocessors)
-    module = backend.compile(backend.instance(kernel, dtype, plan))
-    itemsize = DTYPES[dtype].accumulate.itemsize
+    prepared = Prepared(backend, kernel, problem, dtype, tensors)
     packed = packed or {}
-    refs = {**tensors, **packed}
-    for name, numel in plan.workspace.items():
+    addresses = {name: ref.pointer for name, ref in {**tensors, **packed}.items()}
+    for name, size in prepared.workspace.items():
         if name not in packed:
-            refs[name] = TensorRef(allocate(name, numel * itemsize) if numel else 0, (numel,), (1,))
-    for launch in plan.launches:
-        if 0 not in launch.grid and launch.packs not in packed:
-            module.launch(launch, Arguments(launch, problem, refs), stream, seed)
+            addresses[name] = allocate(name, size) if size else 0
+    prepared.launch(addresses, stream, seed, packed)

@@ -44,12 +44,14 @@ class CudaModule(Module):
             self._module = cupy.RawModule(path=str(path))
             self._functions = {launch.symbol: self._module.get_function(launch.symbol) for launch in instance.kernel.launches}
             self._pointers = {symbol: function.kernel.ptr for symbol, function in self._functions.items()}
+            self._shared_limits = dict.fromkeys(self._functions, _DEFAULT_SHARED_LIMIT)
 
     def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int = 0) -> None:
         with self._device:
             try:
-                if launch.shared_bytes > _DEFAULT_SHARED_LIMIT:
+                if launch.shared_bytes > self._shared_limits[launch.symbol]:
                     self._functions[launch.symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
+                    self._shared_limits[launch.symbol] = launch.shared_bytes
                 self._driver.launchKernel(
                     self._pointers[launch.symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
                 )

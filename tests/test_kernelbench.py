@@ -1,0 +1,314 @@
+"""`convt3d kernelbench`: every cheat is named, honest files pass, and the seven example files are drop-ins."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupy_convt3d.cli import main
+from cupy_convt3d.errors import KernelError
+from cupy_convt3d.lab import kernelbench
+
+torch = pytest.importorskip("torch")
+
+MODEL = '''
+import threading, time
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0, groups: int = 1):
+        super().__init__()
+        self.conv_transpose3d = nn.ConvTranspose3d(
+            in_channels, out_channels, kernel_size, stride, padding, groups=groups, bias=False)
+
+    def forward(self, x):
+        return self.conv_transpose3d(x)
+
+def get_inputs():
+    return [torch.rand(2, 4, 5, 6, 7)]
+
+def get_init_inputs():
+    return [4, 6, 3, 2, 1]
+'''
+NEW = '''
+class ModelNew(Model):
+    def forward(self, x):
+        return self.conv_transpose3d(x)
+'''
+CHEATS = {
+    "cached output": '''
+class ModelNew(Model):
+    def forward(self, x):
+        kept = self.__dict__.setdefault("kept", {})
+        if x.data_ptr() not in kept:
+            kept[x.data_ptr()] = self.conv_transpose3d(x)
+        return kept[x.data_ptr()]
+''',
+    "cached output (its memory)": '''
+class ModelNew(Model):
+    def forward(self, x):
+        y = self.conv_transpose3d(x)
+        out = self.__dict__.setdefault("out", torch.empty_like(y))
+        return out.copy_(y)
+''',
+    "cached output (of the weight)": '''
+class ModelNew(Model):
+    def forward(self, x):
+        weight = self.__dict__.setdefault("packed", self.conv_transpose3d.weight.detach().clone())
+        return nn.functional.conv_transpose3d(x, weight, stride=self.conv_transpose3d.stride, padding=self.conv_transpose3d.padding)
+''',
+    "unjoined work": '''
+class ModelNew(Model):
+    def forward(self, x):
+        y = self.conv_transpose3d(x)
+        out = torch.zeros_like(y)
+        if x.is_cuda:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(50_000_000)
+                out.copy_(y)
+        else:
+            threading.Timer(0.05, lambda: out.copy_(y)).start()
+        return out
+''',
+    "output not fully written": '''
+class ModelNew(Model):
+    def forward(self, x):
+        y = self.conv_transpose3d(x)
+        out = torch.empty_like(y)
+        out[:, :, :-1] = y[:, :, :-1]
+        return out
+''',
+    "precision lowered": '''
+class ModelNew(Model):
+    def forward(self, x):
+        return self.conv_transpose3d(x.bfloat16().to(x.dtype))
+''',
+    "inputs modified": '''
+class ModelNew(Model):
+    def forward(self, x):
+        y = self.conv_transpose3d(x)
+        x.relu_()
+        return y
+''',
+    "wrong result": '''
+class ModelNew(Model):
+    def forward(self, x):
+        return self.conv_transpose3d(x).roll(1, 2)
+''',
+    "wrong result (shape)": '''
+class ModelNew(Model):
+    def forward(self, x):
+        return self.conv_transpose3d(x)[:, :, 1:]
+''',
+    "error": '''
+class ModelNew(Model):
+    def forward(self, x):
+        raise ValueError("no such kernel")
+''',
+    "crash": '''
+import os, signal
+class ModelNew(Model):
+    def forward(self, x):
+        os.kill(os.getpid(), signal.SIGSEGV)
+''',
+}
+
+
+def write(directory: Path, text: str, name: str = "subject.py") -> Path:
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def examine(directory: Path, new: str, **options: Any) -> kernelbench.Verdict:
+    path = write(directory, MODEL + new)
+    return kernelbench.examine(path, path, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHEATS)
+def test_every_cheat_is_named(name: str, tmp_path: Path) -> None:
+    verdict = examine(tmp_path, CHEATS[name])
+    kind = name.partition(" (")[0]
+    assert kind in [finding.kind for finding in verdict.findings], str(verdict)
+    assert not verdict.times_ms
+    assert not verdict.passed
+
+
+def test_an_honest_file_passes_and_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, MODEL + NEW)
+    assert main(["kernelbench", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "in a child process for at most 600 s" in printed
+    assert f"{path}: passed" in printed
+    assert "ModelNew" in printed.splitlines()[-1] and " ms" in printed.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_cheat_fails_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, MODEL + CHEATS["precision lowered"])
+    assert main(["kernelbench", str(path)]) == 1
+    assert "precision lowered: the file's inputs: root mean square error" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_hang_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    hang = '''
+import subprocess
+class ModelNew(Model):
+    def forward(self, x):
+        subprocess.run(["sleep", "1000"])
+'''
+    verdict = examine(tmp_path, hang, time_limit_s=15)
+    assert verdict.findings[-1].kind == "hang"
+    assert "not done after 15 s; killed while looking for work" in verdict.findings[-1].detail
+
+
+@pytest.mark.slow
+def test_fuzz_finds_and_shrinks_what_the_files_own_problem_hides(tmp_path: Path) -> None:
+    """The index rule of systems 000 and 001: right for stride 1 and no padding, wrong for nearly everything else."""
+    ignores_groups = '''
+class ModelNew(Model):
+    def forward(self, x):
+        c = self.conv_transpose3d
+        padding = [min(p, 1) for p in c.padding]
+        y = nn.functional.conv_transpose3d(x, c.weight, stride=c.stride, padding=padding, groups=c.groups)
+        return y
+'''
+    assert examine(tmp_path, ignores_groups).passed
+    verdict = examine(tmp_path, ignores_groups, fuzz=200)
+    assert [finding.kind for finding in verdict.findings] == ["wrong result"]
+    assert "padding=2" in str(verdict)
+    assert verdict.fuzzed > 10
+    honest = examine(tmp_path, NEW, fuzz=20)
+    assert honest.passed, str(honest)
+    assert honest.fuzzed > 10
+
+
+@pytest.mark.slow
+def test_classes_in_two_files_and_a_state_dict_that_does_not_fit(tmp_path: Path) -> None:
+    reference = write(tmp_path, MODEL, "reference.py")
+    candidate = write(
+        tmp_path,
+        '''
+import torch
+from torch import nn
+class ModelNew(nn.Module):
+    def __init__(self, *arguments):
+        super().__init__()
+        self.layer = nn.ConvTranspose3d(*arguments, bias=False)
+    def forward(self, x):
+        return self.layer(x)
+''',
+        "candidate.py",
+    )
+    assert kernelbench.pair([candidate, reference]) == [(reference, candidate)]
+    verdict = kernelbench.examine(reference, candidate)
+    assert verdict.passed, str(verdict)
+    assert "does not load Model's state_dict" in verdict.notes[0]
+
+
+def test_files_that_cannot_be_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = {
+        "cannot be read": write(tmp_path, "class ModelNew(:", "syntax.py"),
+        "neither a class Model": write(tmp_path, "x = 1", "neither.py"),
+        "has no class Model": write(tmp_path, NEW, "alone.py"),
+        "none has a class ModelNew": write(tmp_path, MODEL, "model.py"),
+        "No such file": tmp_path / "missing.py",
+    }
+    for message, path in bad.items():
+        assert main(["kernelbench", str(path)]) == 2
+        assert message in capsys.readouterr().err
+    text = MODEL + NEW + "from torch.utils.cpp_extension import load_inline\nload_inline('f', cpp_sources='', cuda_sources='')\n"
+    builds = write(tmp_path, text, "builds.py")
+    monkeypatch.setattr(kernelbench.shutil, "which", lambda name: None)
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    if not Path("/usr/local/cuda/bin/nvcc").exists():
+        with pytest.raises(KernelError, match="needs nvcc, and there is none"):
+            kernelbench.examine(builds, builds)
+
+
+# The seven example files
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples" / "kernelbench").glob("*.py"))
+
+
+def example(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def small(module: Any, device: str = "cpu", **more: Any) -> tuple[Any, Any, torch.Tensor]:
+    """Both models with the file's arguments, and an input of its channels with a small volume."""
+    torch.manual_seed(0)
+    arguments = module.get_init_inputs()
+    theirs, ours = module.Model(*arguments, **more).to(device), module.ModelNew(*arguments, **more).to(device)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    assert list(ours.state_dict()) == ["conv_transpose3d.weight"] + ["conv_transpose3d.bias"] * bool(more.get("bias"))
+    return theirs, ours, torch.rand(1, arguments[0], 3, 4, 5, device=device)
+
+
+def test_there_are_seven_examples() -> None:
+    assert [path.name[:2] for path in EXAMPLES] == ["58", "61", "68", "70", "72", "73", "77"]
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_a_drop_in(path: Path, device: str, precision: str) -> None:
+    """System 003's acceptance: load the state_dict, then allclose with atol 1e-5."""
+    theirs, ours, x = small(example(path), device)
+    before = torch.backends.cudnn.conv.fp32_precision
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    try:
+        wanted = theirs(x)
+        if precision == "ieee":
+            found = ours(x)
+        else:
+            import cupy_convt3d as ct
+
+            c = ours.conv_transpose3d
+            geometry = (c.stride, c.padding, c.output_padding, c.groups, c.dilation)
+            found = ct.conv_transpose3d(x, c.weight, c.bias, *geometry, algorithm=c.algorithm, fp32_precision="tf32x3")
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = before
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_system_004_with_its_bias() -> None:
+    theirs, ours, x = small(example(EXAMPLES[-1]), bias=True)
+    assert torch.allclose(ours(x), theirs(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_system_002_trains(device: str) -> None:
+    theirs, ours, x = small(example(EXAMPLES[3]), device)
+    losses = []
+    for model in (theirs, ours):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    torch.testing.assert_close(torch.tensor(losses[3:]), torch.tensor(losses[:3]), rtol=1e-4, atol=1e-6)
+    assert losses[2] < losses[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_passes_at_its_full_size(path: Path) -> None:
+    verdict = kernelbench.examine(path, path)
+    print(verdict)
+    assert verdict.passed, str(verdict)
