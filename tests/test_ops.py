@@ -13,6 +13,8 @@ import pytest
 import cupy_convt3d as ct
 from cupy_convt3d import ops
 from cupy_convt3d.cli import main
+from cupy_convt3d.dtypes import DTYPES
+from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
 
 torch = pytest.importorskip("torch")
@@ -73,6 +75,8 @@ def assert_library(array: Any, library: str) -> None:
 
 
 X, W, B = values((2, 4, 3, 4, 2), 1), values((4, 3, 3, 2, 3), 2), values((6,), 3)
+ORDER = ("stride", "padding", "output_padding", "groups", "dilation")
+PROBLEM = Problem.from_shapes(X.shape, W.shape, B.shape, *(GEOMETRY[name] for name in ORDER))
 Y = expected(X, W, B, **GEOMETRY)
 G = values(Y.shape, 4)
 GRADIENTS = expected(X, W, B, G, **GEOMETRY)
@@ -106,18 +110,41 @@ def test_torch_cpu_tensors_take_torchs_own_operator(dtype: str, monkeypatch: pyt
     assert_close(out, Y, dtype)
 
 
+def call_by_name(algorithm: Any, name: str, x: Any, w: Any, b: Any, g: Any, out: Any = None) -> tuple[Any, Any, str]:
+    """Return what a kernel makes of its widest element type, what is right, and that type; skip what it cannot do."""
+    kernel = kernels()[name]
+    instance = next(i for i in ("fp64", "fp32", "tf32x3", "tf32", "fp16") if i in kernel.dtypes)
+    element = DTYPES[instance].element
+    if reason := kernel.why_not(PROBLEM, instance):
+        pytest.skip(reason)
+    options = GEOMETRY | {"algorithm": algorithm, "out": out, "fp32_precision": instance if instance.startswith("tf32") else None}
+    x, w, b, g = (cast_in_place(a, NUMPY_DTYPES[element]) for a in (x, w, b, g))
+    if kernel.pass_name == "fprop":
+        return ct.conv_transpose3d(x, w, b, **options), Y, element
+    if kernel.pass_name == "dgrad":
+        return ct.conv_transpose3d_grad_input(g, w, X.shape, **options), GRADIENTS[0], element
+    return ct.conv_transpose3d_grad_weight(x, g, W.shape, **options), GRADIENTS[1], element
+
+
+def cast_in_place(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return the array in another type with the same strides, counted in elements."""
+    if array.dtype == dtype:
+        return array
+    size = np.dtype(dtype).itemsize
+    steps = [step // array.itemsize for step in array.strides]
+    span = sum(abs(step) * (length - 1) for step, length in zip(steps, array.shape, strict=True)) + 1
+    start = sum(-step * (length - 1) for step, length in zip(steps, array.shape, strict=True) if step < 0)
+    buffer = np.zeros(span, dtype)
+    view = np.ndarray(array.shape, dtype, buffer, start * size, [step * size for step in steps])
+    view[...] = array
+    return view
+
+
 @pytest.mark.parametrize("name", sorted(kernels()))
 def test_every_kernel_by_either_name(name: str) -> None:
     kernel = kernels()[name]
-    x, w, g = X.astype(np.float32), W.astype(np.float32), G.astype(np.float32)
     for algorithm in (name, name.removeprefix(f"{kernel.pass_name}_"), kernel):
-        if kernel.pass_name == "fprop":
-            found, wanted = ct.conv_transpose3d(x, w, B.astype(np.float32), **GEOMETRY, algorithm=algorithm), Y
-        elif kernel.pass_name == "dgrad":
-            found, wanted = ct.conv_transpose3d_grad_input(g, w, X.shape, **GEOMETRY, algorithm=algorithm), GRADIENTS[0]
-        else:
-            found, wanted = ct.conv_transpose3d_grad_weight(x, g, W.shape, **GEOMETRY, algorithm=algorithm), GRADIENTS[1]
-        assert_close(found, wanted, "fp32")
+        assert_close(*call_by_name(algorithm, name, X, W, B, G))
 
 
 def test_a_named_kernel_runs_on_torch_cpu_tensors() -> None:
@@ -146,18 +173,11 @@ def test_layouts(layout: str, name: str) -> None:
     """Every kernel, in particular those that take no strides, and `out=` in the same layout."""
     x, w, g = (layouts(a)[layout] for a in (X, W, G))
     b = np.repeat(B, 2)[::2]
-    pass_name = kernels()[name].pass_name
-    wanted = {"fprop": Y, "dgrad": GRADIENTS[0], "wgrad": GRADIENTS[1]}[pass_name]
-    out = layouts(np.full(wanted.shape, np.nan))[layout]
-    for chosen in (None, out):
-        if pass_name == "fprop":
-            found = ct.conv_transpose3d(x, w, b, **GEOMETRY, algorithm=name, out=chosen)
-        elif pass_name == "dgrad":
-            found = ct.conv_transpose3d_grad_input(g, w, X.shape, **GEOMETRY, algorithm=name, out=chosen)
-        else:
-            found = ct.conv_transpose3d_grad_weight(x, g, W.shape, **GEOMETRY, algorithm=name, out=chosen)
-        assert_close(found, wanted, "fp64")
-    assert found is out
+    found, wanted, element = call_by_name(name, name, x, w, b, g)
+    assert_close(found, wanted, element)
+    out = cast_in_place(layouts(np.full(wanted.shape, np.nan))[layout], NUMPY_DTYPES[element])
+    assert call_by_name(name, name, x, w, b, g, out)[0] is out
+    assert_close(out, wanted, element)
 
 
 def test_out_fills_a_slice_and_nothing_beside_it() -> None:
