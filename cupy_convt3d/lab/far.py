@@ -43,12 +43,13 @@ def far_problems(pass_name: str) -> list[Problem]:
     deep = Problem(2, 1, 1, (copies, 32, 32), (1, 1, 1 if pass_name == "wgrad" else 2))
     if pass_name == "wgrad":  # one weight element: a block sums a range of voxels, and only the last range is not zero
         return [Problem(copies, 1, 1, (4, 8, 32), (1, 1, 1)), deep]
-    return [
+    problems = [
         Problem(copies, 2, 2, (4, 8, 16), (1, 1, 2)),
         Problem(copies, 1024, 1024, (1, 1, 1), (1, 1, 2), groups=1024),
         Problem(1, copies, copies, (4, 8, 32), (1, 1, 2), groups=copies),
         deep,
     ]
+    return [replace(problem, bias=pass_name == "fprop") for problem in problems]
 
 
 def with_copies(problem: Problem, copies: int) -> Problem:
