@@ -134,9 +134,10 @@ def _judge(worker: Worker, kernel: Kernel, mutant: Mutant, explained: tuple[str,
     try:
         changed = replace(Kernel.from_source(mutant.source, kernel.name), path=kernel.path)
         failed = first_failure(worker, changed)
-        if failed is None and mutant.operator == "barrier":  # what a barrier orders may come out right in every order tried
-            with Worker(changed, "host", "thread", 10 * _TIME_LIMIT_S, cache) as racing:
-                failed = first_failure(racing, changed, examples=0, dtypes=kernel.dtypes[:1], kinds=["exact"])
+        if failed is None:  # what lies past a local array, or what a barrier orders, may come out right all the same
+            sanitizer = "thread" if mutant.operator == "barrier" else "address"
+            with Worker(changed, "host", sanitizer, 10 * _TIME_LIMIT_S, cache) as watched:
+                failed = first_failure(watched, changed, examples=0, dtypes=kernel.dtypes[:1], kinds=["exact"])
     except (KernelError, CompileError) as error:
         return Verdict(mutant, "invalid", str(error).strip().splitlines()[-1])
     if failed is not None:

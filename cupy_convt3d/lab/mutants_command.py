@@ -17,7 +17,8 @@ _PAGE = """\
 # Does the check bite?
 `convt3d mutants` changes one thing at a time in a kernel's source: a bound, a sign, a stride, a modulo, the order of indices, a
 barrier, a term, the limit of a loop, the type of a sum or of an index. Each mutant is compiled for the host and given to the same
-search as `convt3d check`. It is **killed** if the check rejects it, by a wrong value, an overrun, a crash, a hang or a race.
+search as `convt3d check`, and if that finds nothing to its edge problems under a sanitizer. It is **killed** if the check rejects
+it, by a wrong value, an overrun, a crash, a hang or a race.
 **Survived**: the check let it through. **Equivalent**: it computes the same for every problem, as far as the machine code says or
 as argued below. **Invalid**: it does not compile. The score is killed / (killed + survived).
 
