@@ -275,7 +275,7 @@ def _bench(options: argparse.Namespace) -> int:
     problems, kernels = _measured(options)
     layouts = options.layout or list(LAYOUTS)
     plan = Plan(problems, options.passes, options.precision, layouts, kernels, options.against)
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         data = bench(plan, options.out, backend=options.backend, progress=progress)
     if options.out is not None:
         print(f"Written: {options.out}")
@@ -294,7 +294,7 @@ def _tune(options: argparse.Namespace) -> int:
     kernels = registry.kernels() if isinstance(wanted, str) else {kernel.name: kernel for kernel in wanted}
     path = options.out or user_path()
     meter = Bench(backend_named(options.backend), budget_ms=50.0)
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         tune(
             meter,
             problems,
