@@ -1,4 +1,4 @@
-"""How many tiny examples a second `convt3d fuzz` runs over the registered kernels on the host, compiling included.
+"""How many tiny examples a second `convt3d fuzz` runs over the naive kernels on the host, compiling included.
 
 python benchmarks/fuzz_throughput.py [--minutes 1] [--workers 2]
 """
@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from cupy_convt3d import registry
+from cupy_convt3d.kernel import ARCHITECTURES
 from cupy_convt3d.lab.fuzz import fuzz
 from cupy_convt3d.lab.fuzz_command import summary
 
@@ -20,10 +21,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("kernels", nargs="*", help="default: all that are registered")
+    parser.add_argument("kernels", nargs="*", help="default: those for every architecture")
     options = parser.parse_args()
     known = registry.kernels()
-    kernels = [known[name] for name in options.kernels or known]
+    naive = [name for name, kernel in known.items() if kernel.architectures == ARCHITECTURES]
+    kernels = [known[name] for name in options.kernels or naive]
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as directory:
         os.environ["CONVT3D_CACHE"] = directory
