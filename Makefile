@@ -26,7 +26,7 @@ CONVT3D := $(RUN) -m cupy_convt3d
 XDIST = $$($(RUN) -c "import xdist" 2>/dev/null && echo "-n $(WORKERS) --dist worksteal")
 DEMO := $(if $(wildcard cupy_convt3d/lab/report.py),report --out report,check)
 
-.PHONY: demo test test-rest test-all test-large search compute-sanitizer lint format clean
+.PHONY: demo test test-rest test-all test-large search compute-sanitizer mutants fuzz lint format clean
 
 demo: $(READY)
 	$(CONVT3D) $(DEMO)
@@ -55,6 +55,15 @@ compute-sanitizer: $(READY)
 # Tests for tens of gigabytes of GPU memory.
 test-large: $(READY)
 	$(RUN) -m pytest tests -m large $(PYTEST_ARGS)
+
+# Every mutant of every kernel; writes docs/mutation.md. `make test` judges a sample.
+mutants: $(READY)
+	$(CONVT3D) mutants --explained docs/mutation.toml --page docs/mutation.md
+
+# Fuzz through the night: make fuzz MINUTES=480
+MINUTES ?= 60
+fuzz: $(READY)
+	$(CONVT3D) fuzz --minutes $(MINUTES)
 
 lint: $(READY_DEV)
 	$(RUN) -m ruff check .

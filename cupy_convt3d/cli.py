@@ -1,4 +1,4 @@
-"""The command line: `convt3d check`, `info`, `report`, `bench`, `tune`, `kernelbench`."""
+"""The command line: `convt3d check`, `fuzz`, `mutants`, `info`, `report`, `bench`, `tune`, `kernelbench`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from . import registry
 from .dtypes import DTYPES
-from .errors import BackendError, KernelError, ProblemError
+from .errors import BackendError, FindingsError, KernelError, ProblemError
 from .kernel import Kernel
 from .problem import PASSES, Problem
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.command(options))
-    except (KernelError, BackendError, ProblemError, FileNotFoundError) as error:
+    except (KernelError, BackendError, ProblemError, FindingsError, FileNotFoundError) as error:
         print(f"convt3d: error: {error}", file=sys.stderr)
         return _USAGE
     except BrokenPipeError:  # whoever read the output, such as `head`, has gone
@@ -51,9 +51,31 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seed", type=_count, default=0, help="of the search, or of the one example of --problem (default 0)")
     check.add_argument("--sanitize", choices=("address", "undefined", "thread"), help="host backend only")
     check.add_argument("--problem", type=_problem, metavar="NAME", help="check this one only, such as n1_c1to2_i3_k3_s2")
-    check.add_argument("--kind", action="append", choices=("exact", "exact_wide", "random"), help="default: all")
+    check.add_argument("--kind", action="append", choices=("exact", "exact_wide", "random", "far"), help="default: all")
+    check.add_argument("--tunable", action="append", type=_tunable, metavar="NAME=VALUE", help="in place of the source's default")
     check.add_argument("--in-process", action="store_true", help="no child process, for compute-sanitizer, ncu or a debugger")
     check.set_defaults(command=_check)
+
+    fuzz = commands.add_parser("fuzz", help="run random examples without end, in child processes, and keep what fails in a file")
+    fuzz.add_argument("kernels", nargs="*", metavar="NAME|FILE.cu", help="registered kernels or files; none: all registered")
+    fuzz.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
+    fuzz.add_argument("--minutes", type=_positive, help="stop after so long; default: at Ctrl-C")
+    fuzz.add_argument("--examples", type=_count, help="stop after so many")
+    fuzz.add_argument("--workers", type=_positive_count, help="child processes; default: one to a core, one on a GPU")
+    fuzz.add_argument("--sanitize", choices=("address", "undefined", "thread"), help="host backend only")
+    fuzz.add_argument(
+        "--findings", type=Path, default=Path("findings.jsonl"), metavar="FILE", help="go on with this file (default findings.jsonl)"
+    )
+    fuzz.add_argument("--replay", action="store_true", help="run what the file holds once more, and stop")
+    fuzz.set_defaults(command=_fuzz)
+
+    mutants = commands.add_parser("mutants", help="change one thing at a time in kernels, and see whether the check notices")
+    mutants.add_argument("kernels", nargs="*", metavar="NAME|FILE.cu", help="registered kernels or files; none: all registered")
+    mutants.add_argument("--workers", type=_positive_count, help="child processes; default: one to a core")
+    mutants.add_argument("--sample", type=_positive_count, metavar="N", help="about so many of each kernel, spread over the file")
+    mutants.add_argument("--explained", type=Path, metavar="FILE", help="why some mutants need not be killed (TOML)")
+    mutants.add_argument("--page", type=Path, metavar="FILE", help="write the results to this file, in Markdown")
+    mutants.set_defaults(command=_mutants)
 
     info = commands.add_parser("info", help="versions, devices, cache directory, registered kernels")
     info.add_argument("--why", type=_problem, metavar="PROBLEM", help="say for each kernel whether it can do this problem")
@@ -109,6 +131,25 @@ def _count(text: str) -> int:
     return number
 
 
+def _tunable(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if not value.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: must be NAME=VALUE with a whole number")
+    return name, int(value)
+
+
+def _positive_count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return number
+
+
+def _positive(text: str) -> float:
+    if not (number := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
+    return number
+
+
 def _problem(text: str) -> Problem:
     try:
         return Problem.parse(text)
@@ -119,13 +160,14 @@ def _problem(text: str) -> Problem:
 def _check(options: argparse.Namespace) -> int:
     from .lab.check import check, default_backend, resolve  # imports Hypothesis
 
-    kernels = [resolve(name) for name in options.kernels or registry.kernels()]
+    tunables = dict(options.tunable or ())
+    kernels = [resolve(name).replace_tunables(**tunables) for name in options.kernels or registry.kernels()]
     backend = options.backend or ("host" if options.sanitize else default_backend())
     failed = []
     for kernel in kernels:
         if options.dtype and not options.kernels and not set(options.dtype) & set(kernel.dtypes):
             continue  # of all the registered kernels, those that have the type
-        with _progress_bar() as progress:
+        with progress_bar() as progress:
             report = check(
                 kernel,
                 backend=backend,
@@ -152,7 +194,7 @@ def _is_refused(options: argparse.Namespace, skipped: dict[str, int]) -> bool:
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Progress | None]:
+def progress_bar() -> Iterator[Progress | None]:
     """Yield what `check` calls with its progress; nothing is shown where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -165,6 +207,18 @@ def _progress_bar() -> Iterator[Progress | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("compiling", total=None)
         yield lambda done, total, text: bar.update(task, completed=done, total=total, description=escape(text))
+
+
+def _fuzz(options: argparse.Namespace) -> int:
+    from .lab import fuzz_command  # imports Hypothesis
+
+    return int(fuzz_command.main(options))
+
+
+def _mutants(options: argparse.Namespace) -> int:
+    from .lab import mutants_command  # imports Hypothesis
+
+    return int(mutants_command.main(options))
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -246,7 +300,7 @@ def _bench(options: argparse.Namespace) -> int:
     problems, kernels = _measured(options)
     layouts = options.layout or list(LAYOUTS)
     plan = Plan(problems, options.passes, options.precision, layouts, kernels, options.against)
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         data = bench(plan, options.out, backend=options.backend, progress=progress)
     if options.out is not None:
         print(f"Written: {options.out}")
@@ -265,7 +319,7 @@ def _tune(options: argparse.Namespace) -> int:
     kernels = registry.kernels() if isinstance(wanted, str) else {kernel.name: kernel for kernel in wanted}
     path = options.out or user_path()
     meter = Bench(backend_named(options.backend), budget_ms=50.0)
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         tune(
             meter,
             problems,

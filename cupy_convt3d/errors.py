@@ -28,5 +28,9 @@ class LaunchError(RuntimeError):
     """A launch failed: a divergent barrier, a deadlock, too much shared memory, a CUDA error."""
 
 
+class FindingsError(ValueError):
+    """A file of findings is damaged, or in use by another run."""
+
+
 class CacheWarning(UserWarning):
     """A cache entry was damaged or foreign and has been ignored."""

@@ -185,6 +185,11 @@ class Kernel:
         return replace(self, tunables={**self.tunables, **tunables})
 
     @property
+    def changed_tunables(self) -> dict[str, int]:
+        """The tunables whose value is not the source's default."""
+        return {name: value for name, value in self.tunables.items() if value != _defaults(self.source)[name]}
+
+    @property
     def written(self) -> str:
         """The tensor the kernel writes."""
         return TENSORS[self.pass_name][-1]
@@ -298,7 +303,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
     launches = declared.get("launch")
     if not isinstance(launches, list) or not launches:
         raise fail("no [[launch]]: give at least one with grid and block")
-    tunables = {m["name"]: int(m["value"]) for m in _TUNABLE.finditer(source)}
+    tunables = _defaults(source)
     search = declared.get("search", {})
     if not isinstance(search, dict) or not all(isinstance(v, list) and v and all(type(n) is int for n in v) for v in search.values()):
         raise fail(f"search={search!r}: must be a table of tunable = [integers]")
@@ -368,6 +373,10 @@ def _parameter(fail: Any, symbol: str, text: str, tensors: tuple[str, ...], scal
         raise fail(f"{symbol}: no value is known by the name of parameter {name!r}; name it as in Problem "
                    f"({', '.join(sorted(scalars))}) or give it in [constants]")
     return Parameter(name, "scalar", SCALARS[kind])
+
+
+def _defaults(source: str) -> dict[str, int]:
+    return {m["name"]: int(m["value"]) for m in _TUNABLE.finditer(source)}
 
 
 def without_comments(source: str) -> str:

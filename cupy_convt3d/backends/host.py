@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -70,6 +71,23 @@ def sanitizer_environment(sanitizer: str) -> dict[str, str]:
     }
 
 
+def compile_unit(instance: Instance, output: Path, more_flags: Sequence[str] = ()) -> None:
+    """Compile an instance to a shared library.
+
+    Raises:
+        CompileError: the compiler refused it.
+        BackendError: there is no compiler.
+    """
+    path = compiler()
+    flags = (*_FLAGS, *more_flags, *(f"-D{define}" for define in instance.defines))
+    includes = [f"-I{include_directory()}", f"-I{include_directory() / 'convt3d/host/shim'}"]
+    command = [path, *flags, *includes, "-x", "c++", "-", "-o", str(output)]
+    unit = host_unit(instance, instance.kernel.launches)
+    done = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise _compile_error(instance, path, done.stderr)
+
+
 class HostModule(Module):
     """A loaded library; its launches run to the end before they return."""
 
@@ -81,7 +99,7 @@ class HostModule(Module):
         self._library.convt3d_argument_sizes.restype = ctypes.c_size_t
         self._library.convt3d_static_shared_bytes.restype = ctypes.c_size_t
         self._launch = self._library.convt3d_launch
-        self._launch.argtypes = (ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64)
+        self._launch.argtypes = (ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, *[ctypes.c_uint64] * 3)
         self._numbers = {launch.symbol: number for number, launch in enumerate(instance.kernel.launches)}
         self._sizes = {symbol: self._argument_sizes(number) for symbol, number in self._numbers.items()}
 
@@ -90,15 +108,30 @@ class HostModule(Module):
         self._library.convt3d_argument_sizes(number, sizes)
         return list(sizes)
 
-    def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int = 0, seed: int = 0) -> None:
+    def launch(
+        self,
+        launch: PlannedLaunch,
+        arguments: Arguments,
+        stream: int = 0,
+        seed: int = 0,
+        first_block: int = 0,
+        blocks: int | None = None,
+    ) -> None:
+        """Launch one function, or only the `blocks` blocks of its grid from `first_block` on, x fastest.
+
+        Raises:
+            LaunchError: a barrier diverges, threads wait for ever, or the launch passes a limit.
+        """
         if arguments.sizes != self._sizes[launch.symbol]:
             raise LaunchError(f"{launch.symbol}: takes arguments of {self._sizes[launch.symbol]} bytes, was given {arguments.sizes}")
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         if self._sanitizer == "thread" and threads > 256:
             raise LaunchError(f"{launch.symbol}: {threads} threads a block; the thread sanitizer takes at most 256")
+        count = math.prod(launch.grid) if blocks is None else blocks
         grid, block = (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block)
         with _LOCK:
-            failed = self._launch(self._numbers[launch.symbol], grid, block, launch.shared_bytes, arguments.address, seed)
+            number, shared = self._numbers[launch.symbol], launch.shared_bytes
+            failed = self._launch(number, grid, block, shared, arguments.address, seed, first_block, count)
             if failed:
                 raise LaunchError(f"{self._name}: {self._library.convt3d_message().decode(errors='replace')}")
 
@@ -136,18 +169,13 @@ class HostBackend(Backend):
         """Return the path of the compiled library, from the cache where it is there and whole."""
         path = compiler()
         sanitize = SANITIZERS[self.sanitizer][0] if self.sanitizer else ()
-        flags = (*_FLAGS, *sanitize, *(f"-D{define}" for define in instance.defines))
+        flags = (*_FLAGS, *sanitize)
         name = f"{instance.kernel.name}-{instance.key('host', path, _compiler_version(path), *flags)}.so"
         if cache.load(name) is not None:
             return cache.cache_directory() / name
-        includes = [f"-I{include_directory()}", f"-I{include_directory() / 'convt3d/host/shim'}"]
         with tempfile.TemporaryDirectory() as directory:
             output = Path(directory) / "kernel.so"
-            command = [path, *flags, *includes, "-x", "c++", "-", "-o", str(output)]
-            unit = host_unit(instance, instance.kernel.launches)
-            done = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise _compile_error(instance, path, done.stderr)
+            compile_unit(instance, output, sanitize)
             return cache.store(name, output.read_bytes())
 
     def capabilities(self) -> dict[str, str]:

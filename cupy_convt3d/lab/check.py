@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -16,29 +15,25 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from .. import registry
+from ..dtypes import DTYPES
 from ..errors import BackendError, KernelError
 from ..kernel import Kernel
 from ..problem import Problem
 from ..source import Instance
 from . import strategies
 from .check_report import CheckReport, Counterexample
-from .shrink import shrink
-from .tensors import KINDS, WIDE
+from .examples import Example, combinations, configurations, fitting, reproduce, tails, tiles, variants
+from .far import FAR, far_problems
+from .shrink import shrink_example
+from .tensors import KINDS
 from .verify import Outcome
 from .worker import InProcess, Worker
 
 __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "resolve"]
 
 Progress = Callable[[int, int, str], None]
-# The tunables of a kernel that are tile sizes, and the quantity whose tails they have.
-_TILES = {
-    "TILE_VOXELS": "output_voxels",
-    "TILE_CHANNELS": "out_channels_per_group",
-    "TILE_DEPTH": "in_channels_per_group",
-    "SPLIT_VOXELS": "input_voxels",
-}
-_LARGEST_TILE = 256  # its tails must be tiny problems still
-_CHANNEL_FACTORS = (1, 2, 4, 8, 16, 32)
+
+_MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
 
 
 class _Found(BaseException):
@@ -111,8 +106,7 @@ def check(
             if problem is not None:
                 search.run_one(problem, seed)
             else:
-                search.run_edges(examples)
-                search.run_random(examples, seed)
+                search.run_all(examples, seed)
         except _Found:
             search.minimize()
     if problem is None:
@@ -121,6 +115,28 @@ def check(
     report.passed = report.counterexample is None and not report.missing and report.examples > 0
     report.elapsed_s = time.perf_counter() - start
     return report
+
+
+def first_failure(
+    worker: Worker,
+    kernel: Kernel,
+    *,
+    examples: int = 200,
+    dtypes: Sequence[str] | None = None,
+    kinds: Sequence[str] | None = None,
+) -> tuple[Example, Outcome] | None:
+    """Return the first example that fails in the same search as `check`'s, not shrunk, or None.
+
+    Raises:
+        KernelError, CompileError, BackendError: as `check`.
+    """
+    search = _Search(kernel, worker.backend, dtypes, kinds, worker.sanitizer, None)
+    search.worker, worker.kernel = worker, kernel
+    try:
+        search.run_all(examples, 0)
+    except _Found:
+        return search.failure
+    return None
 
 
 class _Search:
@@ -144,15 +160,16 @@ class _Search:
         for dtype in dtypes or ():
             if dtype not in kernel.dtypes:
                 raise KernelError(f"{kernel.name} has no {dtype} instance (it has {', '.join(kernel.dtypes)})")
-        if unknown := set(kinds or ()) - set(KINDS):
-            raise KernelError(f"kind={sorted(unknown)[0]!r}: must be one of {', '.join(KINDS)}")
+        if unknown := set(kinds or ()) - {*KINDS, FAR}:
+            raise KernelError(f"kind={sorted(unknown)[0]!r}: must be one of {', '.join(KINDS)}, {FAR}")
         self.kernel, self.sanitize, self.progress = kernel, sanitize, progress
-        self.kinds = [kind for kind in KINDS if kind in (kinds or KINDS)]
         self.report = CheckReport(kernel.name, backend, tuple(dtypes or kernel.dtypes))
+        self.pairs = combinations(self.report.dtypes, kinds or KINDS)
+        self.configurations = configurations(kernel)
         self.problems: set[Problem] = set()
         self.skipped: Counter[str] = Counter()
         self.total = 0
-        self.failure: tuple[Problem, str, str, int, Outcome] | None = None
+        self.failure: tuple[Example, Outcome] | None = None
 
     def precompile(self, sanitize: str | None) -> None:
         """Compile while the child is still importing; it then finds the binaries in the cache."""
@@ -163,13 +180,8 @@ class _Search:
             for dtype in self.report.dtypes[:1]:  # the others wait: a wrong kernel seldom gets to them
                 backend.library(Instance(self.kernel, dtype))
 
-    def combinations(self) -> list[tuple[str, str]]:
-        """Return (kind, dtype), exact before random; only some dtypes keep wide integers."""
-        pairs = [(kind, dtype) for kind in self.kinds for dtype in self.report.dtypes]
-        return [(kind, dtype) for kind, dtype in pairs if kind != "exact_wide" or dtype in WIDE]
-
     def run(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
-        """Run one example and count it.
+        """Run one example of the worker's kernel and count it.
 
         Raises:
             _Found: it failed; `failure` has it.
@@ -179,7 +191,7 @@ class _Search:
         report = self.report
         report.examples, report.distinct_problems = report.examples + 1, len(self.problems)
         if not outcome.ok:
-            self.failure = (problem, dtype, kind, seed, outcome)
+            self.failure = (Example(self.worker.kernel, problem, dtype, kind, seed), outcome)
             raise _Found
         if kind == "random":
             report.ratios.append(outcome.ratio)
@@ -195,8 +207,14 @@ class _Search:
         self.skipped[self.kernel.why_not(problem, dtype) or ""] += 1
         self.report.skipped = dict(self.skipped)
 
+    def run_all(self, examples: int, seed: int) -> None:
+        self.run_edges(examples)
+        self.run_tails()
+        self.run_far()
+        self.run_random(examples, seed)
+
     def run_one(self, problem: Problem, seed: int) -> None:
-        for kind, dtype in self.combinations():
+        for kind, dtype in self.pairs:
             if self.accepts(problem, dtype):
                 self.run(problem, dtype, kind, seed)
             else:
@@ -213,13 +231,13 @@ class _Search:
     def allowed(self, problems: Iterable[Problem], holds: Callable[[Problem], bool]) -> list[Problem]:
         """Return the first of the problems and their variants that the kernel can do, or nothing."""
         for problem in problems:
-            for candidate in filter(holds, _variants(problem)):
+            for candidate in filter(holds, variants(problem)):
                 if any(self.accepts(candidate, dtype) for dtype in self.report.dtypes):
                     return [candidate]
         return []
 
     def run_edges(self, examples: int) -> None:
-        edges, pairs = self.edges(), self.combinations()
+        edges, pairs = self.edges(), self.pairs
         self.total = len(edges) * len(pairs) + examples
         for kind, dtype in pairs:
             for number, problem in enumerate(edges):
@@ -228,23 +246,46 @@ class _Search:
                 else:
                     self.skip(problem, dtype)
 
+    def run_tails(self) -> None:
+        for configuration in self.configurations:
+            self.worker.kernel = configuration
+            for dtype in self.report.dtypes:
+                for number, problem in enumerate(tails(configuration, dtype)):
+                    threads = sum(math.prod(n.grid) * math.prod(n.block) for n in configuration.plan(problem, dtype).launches)
+                    if self.sanitize is None or threads <= _MOST_SANITIZED_THREADS:
+                        self.run(problem, dtype, self.pairs[0][0], number)
+
+    def run_far(self) -> None:
+        """Run tensors past 2^31 elements, in the smallest of the dtypes."""
+        if self.worker.backend != "host" or self.sanitize is not None:
+            return
+        self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
+        for problem in far_problems(self.kernel.pass_name):
+            if self.accepts(problem, dtype):
+                message = self.run(problem, dtype, FAR, 0).message
+                self.skipped.update([message] if message else [])
+        self.report.skipped = dict(self.skipped)
+
     def run_random(self, examples: int, seed: int) -> None:
         if examples == 0:
             return
-        sizes = {n: v for n, v in self.kernel.tunables.items() if n in _TILES and v <= _LARGEST_TILE}
-        drawn = strategies.problems(self.kernel.pass_name, tiles={_TILES[name]: size for name, size in sizes.items()})
 
-        def example(problem: Problem, pair: tuple[str, str], number: int) -> None:
+        def example(configuration: Kernel, data: st.DataObject, pair: tuple[str, str], number: int) -> None:
+            problem = data.draw(drawn[configuration])
             kind, dtype = pair
-            fitting = next((p for p in _variants(problem) if self.accepts(p, dtype)), None)
-            if fitting is None:
+            fitting_problem = fitting(configuration, problem, dtype)
+            if fitting_problem is None:
                 self.skip(problem, dtype)
                 hypothesis.reject()
-            outcome = self.run(fitting, dtype, kind, number)
+            self.worker.kernel = configuration
+            outcome = self.run(fitting_problem, dtype, kind, number)
             if kind == "random":
                 hypothesis.target(min(outcome.ratio, 1e6), label="error / bound")
 
-        given = hypothesis.given(drawn, st.sampled_from(self.combinations()), st.integers(0, 2**16))(example)
+        drawn = {kernel: strategies.problems(kernel.pass_name, tiles=tiles(kernel)) for kernel in self.configurations}
+        given = hypothesis.given(
+            st.sampled_from(self.configurations), st.data(), st.sampled_from(self.pairs), st.integers(0, 2**16)
+        )(example)
         settings = hypothesis.settings(
             max_examples=examples,
             database=None,
@@ -259,47 +300,15 @@ class _Search:
     def minimize(self) -> None:
         """Replace the failure by the smallest one near it."""
         assert self.failure is not None
-        problem, dtype, kind, seed, outcome = self.failure
+        example = self.failure[0]
         if self.progress is not None:
-            self.progress(self.report.examples, max(self.total, 1), f"{self.kernel.name}: shrinking {problem}")
-        seeds = list(dict.fromkeys((0, seed, 1))) if self.sanitize is None else [seed]
-        best = (outcome, seed)
-        if "hang" in outcome.message:  # each try of another that hangs costs the whole limit
-            seeds, self.worker.time_limit_s = [seed], min(self.worker.time_limit_s, 0.5)
-
-        def fails(candidate: Problem) -> bool:
-            nonlocal best
-            if not self.accepts(candidate, dtype):
-                return False
-            for number in seeds:
-                tried = self.worker.verify(candidate, dtype, kind, number)
-                if not tried.ok:
-                    best = (tried, number)
-                    return True
-            return False
-
-        for simpler in self.kinds[: self.kinds.index(kind)]:  # integers make the better counterexample
-            failed_as, kind = kind, simpler
-            if (simpler, dtype) in self.combinations() and fails(problem):
-                break
-            kind = failed_as
-        smallest = shrink(problem, fails)
-        found, number = best
+            self.progress(self.report.examples, max(self.total, 1), f"{self.kernel.name}: shrinking {example.problem}")
+        smallest, found = shrink_example(self.worker, example, self.failure[1], self.pairs)
         self.report.counterexample = Counterexample(
-            smallest, dtype, kind, number, found.message, found.index, found.expected, found.got
-        )
-        self.report.reproduce = self.reproduce(smallest, dtype, kind, number)
-
-    def reproduce(self, problem: Problem, dtype: str, kind: str, seed: int) -> str:
-        """Return the shell line that runs one example again."""
-        shipped = registry.kernels().get(self.kernel.name)
-        path = self.kernel.path
-        what = self.kernel.name if path is None or (shipped is not None and shipped.path == path) else str(path)
-        sanitize = f" --sanitize {self.sanitize}" if self.sanitize else ""
-        return (
-            f"convt3d check {shlex.quote(what)} --backend {self.report.backend}{sanitize} "
-            f"--problem {problem} --dtype {dtype} --kind {kind} --seed {seed}"
-        )
+            smallest.problem, smallest.dtype, smallest.kind, smallest.seed, found.message, found.index, found.expected, found.got,
+            tuple(smallest.kernel.changed_tunables.items()),
+        )  # fmt: skip
+        self.report.reproduce = reproduce(smallest, self.report.backend, self.sanitize)
 
     def judge_coverage(self) -> None:
         """Count the named classes; a class of which no known problem is allowed is not the check's to reach."""
@@ -311,9 +320,3 @@ class _Search:
             known = [p for p in strategies.EDGE_PROBLEMS if holds(p)]
             refused = known and not self.allowed(known, holds)
             (report.not_applicable if refused else report.missing).append(name)
-
-
-def _variants(problem: Problem) -> Iterator[Problem]:
-    """Yield the problem, then the same with more channels in each group, for kernels that ask for multiples of a tile."""
-    for factor in _CHANNEL_FACTORS:
-        yield replace(problem, in_channels=problem.in_channels * factor, out_channels=problem.out_channels * factor)

@@ -10,7 +10,10 @@ from ..problem import Problem
 
 @dataclass(frozen=True)
 class Counterexample:
-    """The smallest failing example that was found; the last four fields are those of `Outcome`."""
+    """The smallest failing example that was found; `message` to `got` are those of `Outcome`.
+
+    `tunables` are the names and values of those that differ from the source's defaults.
+    """
 
     problem: Problem
     dtype: str
@@ -20,6 +23,7 @@ class Counterexample:
     index: tuple[int, ...] | None = None
     expected: float | None = None
     got: float | None = None
+    tunables: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass
@@ -76,7 +80,8 @@ class CheckReport:
         return "\n".join(lines)
 
     def _failure(self, found: Counterexample) -> Iterator[str]:
-        yield f"  smallest failing problem: {found.problem}  ({found.dtype}, {found.kind}, seed {found.seed})"
+        changed = "".join(f", {name}={value}" for name, value in found.tunables)
+        yield f"  smallest failing problem: {found.problem}  ({found.dtype}, {found.kind}, seed {found.seed}{changed})"
         yield f"  {found.message}"
         if found.index is not None:
             yield f"  first wrong element {list(found.index)}: expected {found.expected!r}, got {found.got!r}"

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -36,8 +36,7 @@ def backend_named(name: str | None) -> Backend:
 
 def provenance(bench: Bench) -> dict[str, Any]:
     """Return where and with what results are made: time, machine, versions, commit, TF32 state."""
-    packages = ("cupy-convt3d", "numpy", "torch", "cupy-cuda12x", "cupy-cuda13x", "nibabel", "matplotlib")
-    versions = {"python": platform.python_version(), **{name: v for name in packages if (v := _version(name))}}
+    versions = package_versions(("cupy-convt3d", "numpy", "torch", "cupy-cuda12x", "cupy-cuda13x", "nibabel", "matplotlib"))
     torch = bench.torch
     if torch is not None and bench.backend.name == "cuda":
         versions |= {"torch CUDA": str(torch.version.cuda), "cuDNN": str(torch.backends.cudnn.version())}
@@ -49,6 +48,11 @@ def provenance(bench: Bench) -> dict[str, Any]:
         "rival": bench.rival_name,
         "tf32": tf32_state(bench),
     }
+
+
+def package_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of Python and of those packages that are installed."""
+    return {"python": platform.python_version(), **{name: v for name in packages if (v := _version(name))}}
 
 
 def tf32_state(bench: Bench, dtype: str = "fp32") -> dict[str, str]:

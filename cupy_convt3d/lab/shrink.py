@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, permutations, product
+from itertools import chain, combinations, permutations, product
 from typing import Any
 
 from ..errors import ProblemError
 from ..problem import Problem
+from .examples import Example
+from .far import FAR
+from .verify import Outcome
+from .worker import InProcess, Worker
 
 # The fields of an axis and the value that says nothing; padding and output_padding last, as they are bounded by the others.
 _AXIS_FIELDS = {"input_size": 1, "kernel_size": 1, "stride": 1, "dilation": 1, "output_padding": 0, "padding": 0}
@@ -30,7 +34,8 @@ def shrink(problem: Problem, fails: Callable[[Problem], bool], limit_s: float = 
     deadline = time.monotonic() + limit_s
     passed: set[Problem] = set()
     while True:
-        for candidate in sorted(set(_smaller(problem)) - passed, key=measure):
+        steps = (set(_smaller(problem, moves(problem))) - passed for moves in (_changes, _trades))
+        for candidate in chain.from_iterable(sorted(step, key=measure) for step in steps):
             if time.monotonic() > deadline:
                 return problem
             if fails(candidate):
@@ -41,9 +46,47 @@ def shrink(problem: Problem, fails: Callable[[Problem], bool], limit_s: float = 
             return problem
 
 
-def _smaller(problem: Problem) -> Iterator[Problem]:
+def shrink_example(
+    worker: Worker | InProcess, example: Example, outcome: Outcome, pairs: Sequence[tuple[str, str]], limit_s: float = 5.0
+) -> tuple[Example, Outcome]:
+    """Return the smallest failing example near one that failed with `outcome`, and how it fails.
+
+    Of the (kind, dtype) in `pairs` that come before the example's own, the first to fail takes its place: integers make the
+    better counterexample.
+    """
+    worker.kernel = example.kernel
+    if example.kind == FAR:
+        return example, outcome
+    seeds = list(dict.fromkeys((0, example.seed, 1))) if worker.sanitizer is None else [example.seed]
+    time_limit_s = worker.time_limit_s
+    if "hang" in outcome.message:  # each try of another that hangs costs the whole limit
+        # a fresh child under a sanitizer needs longer than that for its first block
+        seeds, worker.time_limit_s = [example.seed], min(time_limit_s, 0.5 if worker.sanitizer is None else 2.0)
+    best = (example, outcome)
+
+    def fails(problem: Problem, kind: str) -> bool:
+        nonlocal best
+        if example.kernel.why_not(problem, example.dtype) is not None:
+            return False
+        for seed in seeds:
+            tried = worker.verify(problem, example.dtype, kind, seed)
+            if not tried.ok:
+                best = (replace(example, problem=problem, kind=kind, seed=seed), tried)
+                return True
+        return False
+
+    try:
+        kinds = [kind for kind, dtype in pairs if dtype == example.dtype]
+        kind = next((kind for kind in kinds[: kinds.index(example.kind)] if fails(example.problem, kind)), example.kind)
+        shrink(example.problem, lambda problem: fails(problem, kind), limit_s)
+    finally:
+        worker.time_limit_s = time_limit_s
+    return best
+
+
+def _smaller(problem: Problem, moves: Iterable[dict[str, Any]]) -> Iterator[Problem]:
     size = measure(problem)
-    for changes in _changes(problem):
+    for changes in moves:
         try:
             candidate = replace(problem, **changes)
         except ProblemError:
@@ -79,6 +122,14 @@ def _axis_changes(problem: Problem, axis: int) -> Iterator[dict[str, Any]]:
     steps += [pair for pair in combinations(lower, 2) if pair[0][0] != pair[1][0]]
     for step in steps:
         yield {name: _with(getattr(problem, name), axis, value) for name, value in step}
+
+
+def _trades(problem: Problem) -> Iterator[dict[str, Any]]:
+    """Yield every way to take back one field of an axis for another's rise by one: fewer fields then make up an extent."""
+    for axis, (lowered, least), raised in product(range(3), _AXIS_FIELDS.items(), _AXIS_FIELDS):
+        if lowered != raised and getattr(problem, lowered)[axis] > least + 1:
+            rise = getattr(problem, raised)[axis] + 1
+            yield {lowered: _with(getattr(problem, lowered), axis, least), raised: _with(getattr(problem, raised), axis, rise)}
 
 
 def _whole_axes(problem: Problem) -> Iterator[dict[str, Any]]:

@@ -167,9 +167,17 @@ _GROUPINGS: dict[str, dict[str, Range]] = {
 TILE_QUANTITIES = ("output_voxels", "input_voxels", "in_channels_per_group", "out_channels_per_group", "groups", "batch")
 
 
+Choose = Callable[[int, int], int]  # draws an integer between two, both included
+
+
 @st.composite
-def problems(
-    draw: st.DrawFn,
+def problems(draw: st.DrawFn, pass_name: str = "fprop", **limits: Any) -> Problem:
+    """Strategy for what `draw_problem` draws, with the same arguments."""
+    return draw_problem(lambda low, high: draw(st.integers(low, high)), pass_name, **limits)
+
+
+def draw_problem(
+    choose: Choose,
     pass_name: str = "fprop",
     *,
     max_multiply_adds: int = 40_000,
@@ -180,10 +188,11 @@ def problems(
     max_channels: int = 4,
     tiles: Mapping[str, int] | None = None,
 ) -> Problem:
-    """Strategy for valid problems, small and biased towards `FEATURES`; nothing is filtered, so no draw is thrown away.
+    """Draw a valid problem, small and biased towards `FEATURES`; nothing is filtered, so no draw is thrown away.
 
     Args:
-        draw: given by Hypothesis.
+        choose: makes each choice: Hypothesis, or `random.Random.randint` where twenty times the speed counts for more than
+            shrinking.
         pass_name: only "fprop" draws a bias.
         max_multiply_adds: most useful multiply-adds of one example (half its `Problem.flop`).
         max_kernel, max_stride, max_dilation, max_size: largest value on an axis.
@@ -199,29 +208,33 @@ def problems(
         raise ProblemError(f"tiles={dict(tiles or {})!r}: {', '.join(unknown)} is not one of {', '.join(TILE_QUANTITIES)}")
     if pass_name not in PASSES:
         raise ProblemError(f"pass={pass_name!r}: must be one of {', '.join(PASSES)}")
+
+    def pick(values: Sequence[Any]) -> Any:
+        return values[choose(0, len(values) - 1)]
+
     maxima = {"kernel": max_kernel, "stride": max_stride, "dilation": max_dilation}
-    steering = draw(st.sampled_from([*_STEERINGS, "kernel = stride"]))  # twice, for (1, 1, 1) does not count as one
-    grouping = _GROUPINGS[draw(st.sampled_from(["", *_GROUPINGS]))]
-    cubic = draw(st.integers(0, 2)) == 2
-    first = draw(st.integers(0, 2))
+    steering = pick([*_STEERINGS, "kernel = stride"])  # twice, for (1, 1, 1) does not count as one
+    grouping = _GROUPINGS[pick(["", *_GROUPINGS])]
+    cubic = choose(0, 2) == 2
+    first = choose(0, 2)
     axes = [_Axis(), _Axis(), _Axis()]
     order = [axes[first], axes[first - 1], axes[first - 2]]
-    targets, budget = _draw_targets(draw, tiles or {}, order, max_multiply_adds)
+    targets, budget = _draw_targets(choose, tiles or {}, order, max_multiply_adds)
     rules = [_STEERINGS[steering if n == 0 or cubic or steering in _EVERY_AXIS else ""] for n in range(3)]
 
-    budget //= _draw_windows(draw, order, rules, maxima, cubic, min(64, budget))
-    budget //= _draw_sizes(draw, order, rules, max_size, max(1, budget // 8))
+    budget //= _draw_windows(choose, order, rules, maxima, cubic, min(64, budget))
+    budget //= _draw_sizes(choose, order, rules, max_size, max(1, budget // 8))
     counts = {}
     for name in ("groups", "in_channels_per_group", "out_channels_per_group"):
         natural = (1, 1, *range(1, max_channels + 1)) if name == "groups" else range(1, max_channels + 1)
-        counts[name] = _draw_from(draw, natural, budget, grouping.get(name, (1, 99)))
+        counts[name] = _draw_from(choose, natural, budget, grouping.get(name, (1, 99)))
         budget = budget if name in targets else budget // counts[name]
-    batch = draw(st.sampled_from([n for n in (1, 2, 1, 2, 3) if n <= max(1, budget)] + [0]))
+    batch = pick([n for n in (1, 2, 1, 2, 3) if n <= max(1, budget)] + [0])
     counts = {"batch": batch} | counts | targets
-    bias = draw(st.booleans()) and pass_name == "fprop"
+    bias = choose(0, 1) == 1 and pass_name == "fprop"
     for axis, rule in zip(order, rules, strict=True):  # last, so that its range leaves nothing to filter
         low, high = axis.padding_range()
-        axis.padding = _draw_within(draw, (low, high), rule.get("padding", _unsteered)(axis))
+        axis.padding = _draw_within(choose, (low, high), rule.get("padding", _unsteered)(axis))
         if cubic and axis is not order[0]:
             axis.padding = max(low, min(high, order[0].padding))
     return Problem(
@@ -239,30 +252,30 @@ def problems(
     )
 
 
-def _draw_within(draw: st.DrawFn, allowed: Range, wanted: Range) -> int:
+def _draw_within(choose: Choose, allowed: Range, wanted: Range) -> int:
     """Draw from the part of `wanted` that is allowed, or from all that is allowed if there is none."""
     low, high = max(allowed[0], wanted[0]), min(allowed[1], wanted[1])
     if low > high:
         low, high = allowed
-    return draw(st.integers(low, high))
+    return choose(low, high)
 
 
-def _draw_from(draw: st.DrawFn, values: Sequence[int], limit: int, wanted: Range = (1, 99)) -> int:
+def _draw_from(choose: Choose, values: Sequence[int], limit: int, wanted: Range = (1, 99)) -> int:
     """Draw one of `values`, which ascend from 1, up to `limit` and within `wanted` if that can be."""
     allowed = bisect_right(values, max(1, limit)) - 1
-    return values[_draw_within(draw, (0, allowed), (bisect_left(values, wanted[0]), bisect_right(values, wanted[1]) - 1))]
+    return values[_draw_within(choose, (0, allowed), (bisect_left(values, wanted[0]), bisect_right(values, wanted[1]) - 1))]
 
 
-def _draw_targets(draw: st.DrawFn, tiles: Mapping[str, int], order: Sequence[_Axis], budget: int) -> tuple[dict[str, int], int]:
+def _draw_targets(choose: Choose, tiles: Mapping[str, int], order: Sequence[_Axis], budget: int) -> tuple[dict[str, int], int]:
     """Draw which quantities land on the tail of their tile, and return them with what is left of the budget.
 
     Voxels are split over the axes here. As many choices are made for a quantity that is not wanted as for one that is.
     """
     targets: dict[str, int] = {}
     for quantity, tile in tiles.items():
-        wanted = draw(st.integers(0, 2)) == 2
-        target = max(1, draw(st.integers(1, 2)) * tile + draw(st.sampled_from((-1, 0, 1))))
-        sizes = _draw_split(draw, target) if quantity.endswith("voxels") else ()
+        wanted = choose(0, 2) == 2
+        target = max(1, choose(1, 2) * tile + (-1, 0, 1)[choose(0, 2)])
+        sizes = _draw_split(choose, target) if quantity.endswith("voxels") else ()
         if not wanted or (targets and target > budget) or (sizes and order[0].wanted_size):
             continue
         targets[quantity] = target
@@ -273,17 +286,17 @@ def _draw_targets(draw: st.DrawFn, tiles: Mapping[str, int], order: Sequence[_Ax
     return targets, budget
 
 
-def _draw_split(draw: st.DrawFn, voxels: int) -> tuple[int, int, int]:
+def _draw_split(choose: Choose, voxels: int) -> tuple[int, int, int]:
     sizes = []
     for _ in range(2):
         divisors = [n for n in range(1, voxels + 1) if voxels % n == 0]
-        sizes.append(divisors[draw(st.integers(0, len(divisors) - 1))])
+        sizes.append(divisors[choose(0, len(divisors) - 1)])
         voxels //= sizes[-1]
     return voxels, sizes[0], sizes[1]
 
 
 def _draw_windows(
-    draw: st.DrawFn,
+    choose: Choose,
     axes: Sequence[_Axis],
     rules: Sequence[Mapping[str, Callable[[_Axis], Range]]],
     maxima: Mapping[str, int],
@@ -295,10 +308,10 @@ def _draw_windows(
     for axis, rule in zip(axes, rules, strict=True):
         wanted = {field: rule.get(field, _unsteered) for field in ("kernel", "stride", "dilation", "output_padding")}
         largest = math.floor(max_taps ** (1 / 3) + 1e-9) if cubic else max_taps // taps
-        axis.kernel = _draw_within(draw, (1, min(maxima["kernel"], largest)), wanted["kernel"](axis))
-        axis.stride = _draw_within(draw, (1, maxima["stride"]), wanted["stride"](axis))
-        axis.dilation = _draw_within(draw, (1, maxima["dilation"]), wanted["dilation"](axis))
-        axis.output_padding = _draw_within(draw, (0, max(axis.stride, axis.dilation) - 1), wanted["output_padding"](axis))
+        axis.kernel = _draw_within(choose, (1, min(maxima["kernel"], largest)), wanted["kernel"](axis))
+        axis.stride = _draw_within(choose, (1, maxima["stride"]), wanted["stride"](axis))
+        axis.dilation = _draw_within(choose, (1, maxima["dilation"]), wanted["dilation"](axis))
+        axis.output_padding = _draw_within(choose, (0, max(axis.stride, axis.dilation) - 1), wanted["output_padding"](axis))
         if cubic:
             axis.kernel, axis.stride, axis.dilation = axes[0].kernel, axes[0].stride, axes[0].dilation
             axis.output_padding = axes[0].output_padding
@@ -307,7 +320,7 @@ def _draw_windows(
 
 
 def _draw_sizes(
-    draw: st.DrawFn,
+    choose: Choose,
     axes: Sequence[_Axis],
     rules: Sequence[Mapping[str, Callable[[_Axis], Range]]],
     max_size: int,
@@ -318,13 +331,13 @@ def _draw_sizes(
     for axis, rule in zip(axes, rules, strict=True):
         if not axis.wanted_size:
             allowed = (1, max(1, min(max_size, max_voxels // voxels)))
-            axis.size = _draw_within(draw, allowed, rule.get("size", _unsteered)(axis))
+            axis.size = _draw_within(choose, allowed, rule.get("size", _unsteered)(axis))
             voxels *= axis.size
         elif not axis.wanted_of_class:
-            axis.size = draw(st.integers(axis.wanted_size, axis.wanted_size))
+            axis.size = choose(axis.wanted_size, axis.wanted_size)
         else:
             fewest = max(1, axis.wanted_size + 1 - -(-(axis.reach + axis.output_padding + 1) // axis.stride))
-            axis.size = draw(st.integers(fewest, fewest + 1))
+            axis.size = choose(fewest, fewest + 1)
             low, high = axis.padding_range()
             axis.size += low > high  # only with stride 1, where every second size leaves an odd surplus
     return voxels

@@ -1,8 +1,9 @@
 """The child process that runs a stranger's kernel: what it crashes, hangs or corrupts is the child, never the caller.
 
 `python -m cupy_convt3d.lab.worker` imports everything once and then forks: the fork runs examples, and when a kernel has killed
-it the next one is there in milliseconds. Both talk to the parent in length-prefixed pickles over the original stdin and
-stdout; file descriptor 1 is then stderr, so that a kernel's printf cannot break into the protocol.
+it the next one is there in milliseconds. On the host it may use half of the machine's memory. Both talk to the parent in
+length-prefixed pickles over the original stdin and stdout; file descriptor 1 is then stderr, so that a kernel's printf cannot
+break into the protocol.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 import os
 import pickle
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -25,6 +27,7 @@ from typing import IO, Any
 from ..errors import BackendError, CompileError, KernelError, LaunchError
 from ..kernel import Kernel
 from ..problem import Problem
+from .far import FAR, verify_far
 from .verify import Outcome, verify
 
 START_LIMIT_S = 120.0  # imports, CUDA initialisation
@@ -67,24 +70,41 @@ def _write(descriptor: int, value: Any) -> None:
 
 
 class Worker:
-    """Runs examples of one kernel in a child process, which is started again whenever the kernel has ended it.
+    """Runs examples of a kernel in a child process, which is started again whenever the kernel has ended it.
+
+    Attributes:
+        kernel: what runs next; may be set to another one at any time.
+        restarts: how often the child was started again.
 
     Args:
-        kernel: what to run.
+        kernel: what to run first.
         backend: "host" or "cuda".
         sanitizer: as `HostBackend` takes it; host only.
-        time_limit_s: a longer example counts as a hang.
+        time_limit_s: a longer example counts as a hang; under the thread sanitizer six times as long.
+        cache: a directory for compiled kernels in place of the user's.
 
     Raises:
         BackendError: the sanitizer's runtime is missing.
     """
 
-    def __init__(self, kernel: Kernel, backend: str, sanitizer: str | None = None, time_limit_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        backend: str,
+        sanitizer: str | None = None,
+        time_limit_s: float = 10.0,
+        cache: Path | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.backend = backend
+        self.sanitizer = sanitizer
         self.time_limit_s = time_limit_s
         self.restarts = 0
-        self._setup = (kernel, backend, sanitizer)
+        self._setup = (backend, sanitizer)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  `close` closes it
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
+        if cache is not None:
+            environment["CONVT3D_CACHE"] = str(cache)
         if sanitizer is not None:
             from ..backends.host import sanitizer_environment
 
@@ -100,7 +120,7 @@ class Worker:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
         self._pid = 0  # of the fork; 0: it has not reported yet
-        self._compiled: set[tuple[object, ...]] = set()
+        self._compiled: dict[tuple[object, ...], int] = {}  # instances the child has loaded, by its numbers
 
     def __enter__(self) -> Worker:
         return self
@@ -123,16 +143,24 @@ class Worker:
         Raises:
             KernelError, CompileError, BackendError: the kernel cannot be compiled or cannot do the problem.
         """
-        kernel, backend, _ = self._setup
-        instance = (dtype, kernel.plan(problem, dtype).specialization if backend == "cuda" else ())
+        specialization = self.kernel.plan(problem, dtype).specialization if self.backend == "cuda" else ()
+        instance = (self.kernel, dtype, specialization)
         if instance not in self._compiled:
-            failed = self._request("compile", dtype, problem, limit_s=COMPILE_LIMIT_S)
+            failed = self._request("compile", self.kernel, dtype, problem, limit_s=COMPILE_LIMIT_S)
             if failed is not None:  # loading it has ended the child
                 return failed  # type: ignore[no-any-return]
-            self._compiled.add(instance)
-        reply = self._request("verify", problem, dtype, kind, seed, limit_s=self.time_limit_s)
+            self._compiled[instance] = len(self._compiled)
+        limit_s = self.time_limit_s * (6 if self.sanitizer == "thread" else 1)
+        reply = self._request("verify", self._compiled[instance], problem, kind, seed, limit_s=limit_s)
         assert isinstance(reply, Outcome)
         return reply
+
+    def restart(self) -> None:
+        """Start the child anew: nothing that a kernel did to its memory stays."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            _read(self._output, time.monotonic() + START_LIMIT_S)  # the report of that death
+            self._forget()
 
     def _request(self, *request: Any, limit_s: float) -> Any:
         self._log.seek(0, os.SEEK_END)
@@ -145,9 +173,7 @@ class Worker:
             if status == "died":
                 raise _Gone(value)
         except _Late:
-            os.kill(self._pid, signal.SIGKILL)
-            _read(self._output, time.monotonic() + START_LIMIT_S)  # the report of that death
-            self._forget()
+            self.restart()
             return Outcome(False, message=f"hang: did not end within {limit_s:g} s")
         except _Gone as gone:
             self._forget()
@@ -179,11 +205,12 @@ class Worker:
 class InProcess:
     """Runs examples in this very process, for tools that watch one: compute-sanitizer, ncu, a debugger. What the kernel crashes is us."""
 
+    sanitizer = None
     time_limit_s = float("inf")
     restarts = 0
 
     def __init__(self, kernel: Kernel, backend: str) -> None:
-        self._kernel, self._backend = kernel, _backend(backend, None)
+        self.kernel, self.backend, self._device = kernel, backend, _backend(backend, None)
 
     def __enter__(self) -> InProcess:
         return self
@@ -192,7 +219,7 @@ class InProcess:
 
     def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
         """As `Worker.verify`, but a crash ends the process and a hang stays one."""
-        return verify(self._backend, self._kernel, problem, dtype, kind, seed)
+        return _verify(self._device, self.kernel, problem, dtype, kind, seed)
 
 
 def _import_path() -> str:
@@ -242,19 +269,28 @@ def _serve(source: int, target: int) -> None:
     setup = _read(source)
     while setup[0] != "setup":  # a request that the last fork died without reading
         setup = _read(source)
-    _, kernel, backend_name, sanitizer = setup
+    _, backend_name, sanitizer = setup
+    if backend_name == "host" and sanitizer is None:  # sanitizers and CUDA reserve more addresses than there is memory
+        limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
     backend: Any = None
+    instances: list[tuple[Kernel, str]] = []
     while True:
         request, *arguments = _read(source)
         try:
             if backend is None:
                 backend = _backend(backend_name, sanitizer)
             if request == "compile":
-                dtype, problem = arguments
+                kernel, dtype, problem = arguments
                 backend.compile(backend.instance(kernel, dtype, kernel.plan(problem, dtype)))
+                instances.append((kernel, dtype))
                 _write(target, ("ok", None))
             else:
-                _write(target, ("ok", verify(backend, kernel, *arguments)))
+                number, problem, kind, seed = arguments
+                kernel, dtype = instances[number]
+                _write(target, ("ok", _verify(backend, kernel, problem, dtype, kind, seed)))
+        except MemoryError as error:
+            _write(target, ("ok", Outcome(False, message=f"out of memory: {error}")))
         except LaunchError as error:
             lost = backend_name == "cuda"
             _write(target, ("last" if lost else "ok", Outcome(False, message=str(error))))
@@ -268,6 +304,12 @@ def _serve(source: int, target: int) -> None:
                 _write(target, ("last", Outcome(False, message=f"CUDA error: {error}")))
                 os._exit(0)
             _write(target, ("error", ("RuntimeError", traceback.format_exc())))
+
+
+def _verify(backend: Any, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+    if kind == FAR:
+        return verify_far(backend, kernel, problem, dtype, seed)
+    return verify(backend, kernel, problem, dtype, kind, seed)
 
 
 def _backend(name: str, sanitizer: str | None) -> Any:

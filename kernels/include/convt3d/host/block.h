@@ -25,6 +25,9 @@ constexpr size_t static_shared_limit = 48 * 1024;
 constexpr size_t shared_limit = 227 * 1024;  // an H100 block's; the arena is larger for red zones
 constexpr size_t arena_bytes = 512 * 1024;
 constexpr size_t red_zone = 128;
+// TSan knows a thread by its fiber and takes a millisecond to make one, so fibers are kept, in sets: each block runs on one set, and
+// blocks of different sets have no order. What it misses is a race whose blocks all fell into one set.
+constexpr unsigned tsan_fibers = 256, most_sets = 8;
 
 enum class State : uint8_t { unstarted, running, at_barrier, at_warp, at_mbarrier, exited };
 
@@ -57,10 +60,11 @@ struct Launch {
   unsigned fiber_count, idle_count;
   Site barrier_site;
   unsigned barrier_round;
-  char barrier_sync[2];
-  char warp_sync[max_threads / warp_threads][2];
+  unsigned set;  // of fibers, for this block
+  char barrier_sync[most_sets][2];
+  char warp_sync[most_sets][max_threads / warp_threads][2];
   unsigned warp_round[max_threads / warp_threads];
-  char launch_sync;
+  char begin_sync, launch_sync;
 
   char* arena;
   size_t arena_used, static_used;
@@ -207,7 +211,7 @@ CONVT3D_RUNTIME inline void barrier(Site site) {
   }
   state.barrier_site = self->site = site;
   self->state = State::at_barrier;
-  self->sync = &state.barrier_sync[state.barrier_round & 1u];
+  self->sync = &state.barrier_sync[state.set][state.barrier_round & 1u];
   if (++state.waiting == state.live) {
     char* sync = self->sync;
     open_barrier(self);
@@ -266,7 +270,7 @@ CONVT3D_RUNTIME inline void warp_collective(unsigned mask, void* slot, Combine c
   self->site = site;
   self->mask = mask;
   self->slot = slot;
-  self->sync = &state.warp_sync[warp][state.warp_round[warp] & 1u];
+  self->sync = &state.warp_sync[state.set][warp][state.warp_round[warp] & 1u];
   self->state = State::at_warp;
   pending_combine[warp][number % warp_threads] = combine;
   if (finish_collective(warp, mask, self, combine)) {
@@ -305,6 +309,7 @@ CONVT3D_RUNTIME inline void fiber_main() {
       thread->state = State::running;
       current = thread;
       threadIdx = thread->index;
+      tsan_acquire(&state.begin_sync);
       state.invoke(state.arguments);
       finish_thread(thread);
 #if defined(CONVT3D_TSAN)
@@ -359,29 +364,36 @@ CONVT3D_RUNTIME inline void* shared_variable(SharedSite& site, size_t bytes, siz
   return site.address;
 }
 
-CONVT3D_RUNTIME inline void prepare_fibers(unsigned needed) {
-  while (state.fiber_count < needed) state.fibers[state.fiber_count++] = new_fiber();
-  state.idle_count = 0;
-  for (unsigned i = needed; i-- > 0;) {
-    Fiber* fiber = state.fibers[i];
+CONVT3D_RUNTIME inline void prepare_fibers(unsigned first, unsigned needed) {
+  while (state.fiber_count < first + needed) {
+    Fiber* fiber = state.fibers[state.fiber_count++] = new_fiber();
 #if defined(CONVT3D_TSAN)
-    map_pages(stack_bytes, fiber->stack);
     fiber->tsan = __tsan_create_fiber(0);
+#else
+    (void)fiber;
 #endif
-    start_fiber(fiber, fiber_main);
-    state.idle[state.idle_count++] = fiber;
+  }
+  state.idle_count = 0;
+  for (unsigned i = first + needed; i-- > first;) {
+    start_fiber(state.fibers[i], fiber_main);
+    state.idle[state.idle_count++] = state.fibers[i];
   }
 }
 
-CONVT3D_RUNTIME inline void release_fibers(unsigned used) {
+// Which set of fibers a block gets: any, but the next block another one.
+CONVT3D_RUNTIME inline void choose_set(uint64_t block_number) {
 #if defined(CONVT3D_TSAN)
-  for (unsigned i = 0; i < used; ++i) __tsan_destroy_fiber(state.fibers[i]->tsan);
+  const unsigned fitting = tsan_fibers / state.count, sets = fitting < 2 ? 2 : fitting < most_sets ? fitting : most_sets;
+  const unsigned shift = 1 + static_cast<unsigned>((block_number * 0x9e3779b97f4a7c15ull) >> 40) % (sets - 1);
+  state.set = (state.set + shift) % sets;
+  prepare_fibers(state.set * state.count, state.count);
+  launcher.tsan = __tsan_get_current_fiber();
 #else
-  (void)used;
+  (void)block_number;
 #endif
 }
 
-CONVT3D_RUNTIME inline void run_block() {
+CONVT3D_RUNTIME inline void run_block(uint64_t block_number) {
   ++state.block_serial;
   state.live = state.count;
   state.next = state.waiting = state.ready_count = state.barrier_round = 0;
@@ -395,14 +407,8 @@ CONVT3D_RUNTIME inline void run_block() {
     state.order[other] = swapped;
   }
   poison_arena();
-#if defined(CONVT3D_TSAN)
-  prepare_fibers(state.count);
-  launcher.tsan = __tsan_get_current_fiber();
-#endif
+  choose_set(block_number);
   switch_fiber(&launcher, state.idle[--state.idle_count]);
-#if defined(CONVT3D_TSAN)
-  release_fibers(state.count);
-#endif
 }
 
 }  // namespace convt3d_host

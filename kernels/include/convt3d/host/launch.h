@@ -41,7 +41,11 @@ CONVT3D_RUNTIME inline void lay_out_threads(Index3 block) {
 }
 
 CONVT3D_RUNTIME inline void lay_out_shared(size_t dynamic_bytes) {
-  if (state.arena == nullptr) state.arena = map_pages(arena_bytes);
+  if (state.arena == nullptr) {
+    state.arena = map_pages(arena_bytes);
+    volatile char* arena = state.arena;
+    for (size_t i = 0; i < arena_bytes; ++i) arena[i] = static_cast<char>(0xff);  // NaN past a variable's end, too
+  }
   ++state.generation;
   state.arena_used = state.static_used = 0;
   state.dynamic_bytes = dynamic_bytes;
@@ -51,9 +55,10 @@ CONVT3D_RUNTIME inline void lay_out_shared(size_t dynamic_bytes) {
   state.dynamic = place_shared(dynamic_bytes, 1024);
 }
 
-// Run every block; with a seed, blocks, threads and wake-ups go in an order drawn from it. Returns 0, or 1 with a message.
+// Run `blocks` blocks from number `first` on, x fastest; with a seed, blocks, threads and wake-ups go in an order drawn from it.
+// Returns 0, or 1 with a message.
 CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, const unsigned* block, size_t dynamic_bytes,
-                                    void** arguments, uint64_t seed) {
+                                    void** arguments, uint64_t seed, uint64_t first, uint64_t blocks) {
   state.failed = false;
   state.random = seed;
   state.invoke = entry.invoke;
@@ -62,10 +67,10 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
   blockDim = {block[0], block[1], block[2]};
   lay_out_threads(blockDim);
   lay_out_shared(dynamic_bytes);
+  tsan_release(&state.begin_sync);
 #if !defined(CONVT3D_TSAN)
-  prepare_fibers(state.count);
+  prepare_fibers(0, state.count);
 #endif
-  const uint64_t blocks = uint64_t{grid[0]} * grid[1] * grid[2];
   uint64_t step = 1, offset = 0;
   if (seed != 0 && blocks > 1) {
     offset = draw(static_cast<unsigned>(blocks > 0xffffffffu ? 0xffffffffu : blocks));
@@ -73,12 +78,13 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
     while (greatest_common_divisor(step, blocks) != 1);
     step %= blocks;
   }
-  for (uint64_t number = 0, block_number = offset; number < blocks && !state.failed; ++number) {
+  for (uint64_t number = 0, position = offset; number < blocks && !state.failed; ++number) {
+    const uint64_t block_number = first + position;
     blockIdx = {static_cast<unsigned>(block_number % grid[0]), static_cast<unsigned>(block_number / grid[0] % grid[1]),
                 static_cast<unsigned>(block_number / (uint64_t{grid[0]} * grid[1]))};
-    run_block();
-    block_number += step;
-    if (block_number >= blocks) block_number -= blocks;
+    run_block(block_number);
+    position += step;
+    if (position >= blocks) position -= blocks;
   }
   tsan_acquire(&state.launch_sync);
   return state.failed ? 1 : 0;
@@ -88,18 +94,19 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
 
 #define CONVT3D_EXPORTED extern "C" __attribute__((visibility("default")))
 
-#define CONVT3D_HOST_KERNELS(...)                                                                                   \
-  static const convt3d_host::Entry convt3d_entries[] = {__VA_ARGS__};                                               \
-  CONVT3D_EXPORTED size_t convt3d_argument_sizes(unsigned kernel, size_t* sizes) {                                  \
-    for (size_t i = 0; sizes != nullptr && i < convt3d_entries[kernel].count; ++i)                                  \
-      sizes[i] = convt3d_entries[kernel].sizes[i];                                                                  \
-    return convt3d_entries[kernel].count;                                                                           \
-  }                                                                                                                 \
-  CONVT3D_EXPORTED const char* convt3d_message() { return convt3d_host::state.message; }                            \
-  CONVT3D_EXPORTED size_t convt3d_static_shared_bytes() { return convt3d_host::state.static_used; }                 \
-  CONVT3D_EXPORTED CONVT3D_RUNTIME int convt3d_launch(unsigned kernel, const unsigned* grid, const unsigned* block, \
-                                                      size_t dynamic_bytes, void** arguments, uint64_t seed) {      \
-    return convt3d_host::run_grid(convt3d_entries[kernel], grid, block, dynamic_bytes, arguments, seed);            \
+#define CONVT3D_HOST_KERNELS(...)                                                                                            \
+  static const convt3d_host::Entry convt3d_entries[] = {__VA_ARGS__};                                                        \
+  CONVT3D_EXPORTED size_t convt3d_argument_sizes(unsigned kernel, size_t* sizes) {                                           \
+    for (size_t i = 0; sizes != nullptr && i < convt3d_entries[kernel].count; ++i)                                           \
+      sizes[i] = convt3d_entries[kernel].sizes[i];                                                                           \
+    return convt3d_entries[kernel].count;                                                                                    \
+  }                                                                                                                          \
+  CONVT3D_EXPORTED const char* convt3d_message() { return convt3d_host::state.message; }                                     \
+  CONVT3D_EXPORTED size_t convt3d_static_shared_bytes() { return convt3d_host::state.static_used; }                          \
+  CONVT3D_EXPORTED CONVT3D_RUNTIME int convt3d_launch(unsigned kernel, const unsigned* grid, const unsigned* block,          \
+                                                      size_t dynamic_bytes, void** arguments, uint64_t seed, uint64_t first, \
+                                                      uint64_t blocks) {                                                     \
+    return convt3d_host::run_grid(convt3d_entries[kernel], grid, block, dynamic_bytes, arguments, seed, first, blocks);      \
   }
 
 #define CONVT3D_HOST_KERNEL(symbol) convt3d_host::Export<&symbol>::entry

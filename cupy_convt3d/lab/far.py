@@ -1,0 +1,153 @@
+"""Tensors past 2^32 elements on the host: only the last blocks of each launch run, over memory that is reserved and not touched.
+
+A far problem is many copies of a near one, along the batch, the groups or the depth. All is zero but the last copy, so the result
+there is that of the near problem, and a 32-bit index on the way shows: it ends in pages that must not be touched, or writes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import reference
+from ..backends.base import Arguments, TensorRef
+from ..backends.host import HostBackend
+from ..dtypes import DTYPES
+from ..kernel import Kernel
+from ..problem import Problem
+from ..source import Instance
+from .tensors import draw_tensors
+from .verify import Outcome
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FAR = "far"  # the kind of such an example, beside `tensors.KINDS`
+_PROBE_COPIES = 40
+_NORESERVE = 0x4000  # of Linux; 3.13's mmap has it
+
+
+def far_problems(pass_name: str) -> list[Problem]:
+    """Return the problems whose input and output have a little more than 2^32 elements.
+
+    One passes it by the batch, one by batch and channels with as many planes, one by the groups, one by the depth of a volume.
+    NOTE: past 2^31 alone an index that is unsigned on the way would still come out right.
+    """
+    copies = 2**22 + 1024
+    deep = Problem(2, 1, 1, (copies, 32, 32), (1, 1, 1 if pass_name == "wgrad" else 2))
+    if pass_name == "wgrad":  # one weight element: a block sums a range of voxels, and only the last range is not zero
+        return [Problem(copies, 1, 1, (4, 8, 32), (1, 1, 1)), deep]
+    problems = [
+        Problem(copies, 2, 2, (4, 8, 16), (1, 1, 2)),
+        Problem(copies, 1024, 1024, (1, 1, 1), (1, 1, 2), groups=1024),
+        Problem(1, copies, copies, (4, 8, 32), (1, 1, 2), groups=copies),
+        deep,
+    ]
+    return [replace(problem, bias=pass_name == "fprop") for problem in problems]
+
+
+def with_copies(problem: Problem, copies: int) -> Problem:
+    """Return the near problem of a far one, that many times (of a deep one that many slices of each volume)."""
+    largest = max(problem.batch, problem.groups, problem.input_size[0])
+    if largest == problem.batch:
+        return replace(problem, batch=copies)
+    if largest == problem.groups:
+        return replace(problem, in_channels=copies, out_channels=copies, groups=copies)
+    return replace(problem, batch=1 if copies == 1 else problem.batch, input_size=(copies, *problem.input_size[1:]))
+
+
+def verify_far(backend: HostBackend, kernel: Kernel, problem: Problem, dtype: str, seed: int) -> Outcome:
+    """Run the last blocks of a far problem of `far_problems`.
+
+    The outcome is ok with a message where nothing can be said: the kernel's last blocks do not compute the last copy, or there is
+    no address space.
+    """
+    near = with_copies(problem, 1)
+    try:
+        probe = _run_last_blocks(backend, kernel, with_copies(problem, _PROBE_COPIES), near, dtype, seed)
+        if not probe.ok:
+            return Outcome(True, message="its last blocks do not compute the last volume, so large problems cannot be tried")
+        return _run_last_blocks(backend, kernel, problem, near, dtype, seed)
+    except MemoryError as error:
+        return Outcome(True, message=f"large problems cannot be tried: {error}")
+
+
+def _run_last_blocks(backend: HostBackend, kernel: Kernel, far: Problem, near: Problem, dtype: str, seed: int) -> Outcome:
+    values = draw_tensors(kernel.pass_name, near, dtype, "exact", seed)
+    shapes, written = far.shapes(kernel.pass_name)
+    copies = math.prod(shapes[written]) // math.prod(near.shapes(kernel.pass_name)[0][written])
+    if kernel.pass_name == "wgrad":
+        copies = far.batch * math.prod(far.input_size) // math.prod(near.input_size)
+    itemsize = DTYPES[dtype].itemsize
+    plan = kernel.plan(far, dtype)
+    module = backend.compile(Instance(kernel, dtype))
+    with ExitStack() as stack:
+        refs, last = {}, {}
+        for name, shape in shapes.items():
+            address = stack.enter_context(_reserved(math.prod(shape) * itemsize))
+            refs[name] = TensorRef(address, shape, _contiguous(shape))
+            size = math.prod(near.shapes(kernel.pass_name)[0][name])
+            last[name] = _array(address + (math.prod(shape) - size) * itemsize, size, dtype)
+            if name != written:
+                last[name][:] = values[name].ravel()
+        for name, numel in plan.workspace.items():
+            address = stack.enter_context(_reserved(numel * DTYPES[dtype].accumulate.itemsize))
+            refs[name] = TensorRef(address, (numel,), (1,))
+        for launch in plan.launches:
+            blocks = math.prod(launch.grid)
+            count = min(blocks, -(-blocks // copies) + 1)
+            module.launch(launch, Arguments(launch, far, refs), first_block=blocks - count, blocks=count)
+        got = last[written].copy()
+    expected = reference.run(kernel.pass_name, near, values).astype(DTYPES[dtype].numpy).ravel()
+    wrong = ~(got == expected)
+    if not wrong.any():
+        return Outcome(True)
+    index = int(np.argmax(wrong))
+    message = f"wrong value in the last volume of {copies}, past 2^32 elements; {int(wrong.sum())} of {wrong.size} elements"
+    return Outcome(False, 0.0, message, (index,), float(expected[index]), float(got[index]))
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _array(address: int, count: int, dtype: str) -> Array:
+    size = DTYPES[dtype].itemsize
+    memory = memoryview((ctypes.c_ubyte * (count * size)).from_address(address))
+    return np.ndarray((count,), DTYPES[dtype].numpy, memory)
+
+
+@contextmanager
+def _reserved(size: int) -> Iterator[int]:
+    """Yield the address of that many zero bytes, with pages on both sides, as far as a 32-bit index reaches, that fault.
+
+    Raises:
+        MemoryError: the system does not give that much address space.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    guard, page = 2**32 * 8, mmap.PAGESIZE
+    inside = -(-max(size, 1) // page) * page
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        start = library.mmap(None, inside + 2 * guard, 0, flags, -1, 0)
+        if start in (None, ctypes.c_void_p(-1).value):
+            raise MemoryError(f"no address space for {size} bytes")
+        begin, total = ctypes.c_void_p(start + guard), ctypes.c_size_t(inside + 2 * guard)
+        try:
+            if library.mprotect(begin, ctypes.c_size_t(inside), mmap.PROT_READ | mmap.PROT_WRITE):
+                raise MemoryError(f"no memory for {size} bytes")
+            yield start + guard + (inside - size) // 16 * 16  # the end lies at a page that faults, but for alignment
+        finally:
+            library.munmap(ctypes.c_void_p(start), total)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

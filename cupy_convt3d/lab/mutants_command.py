@@ -1,0 +1,82 @@
+"""`convt3d mutants` at the terminal, and the page of results it writes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import registry
+from ..cli import progress_bar
+from .check import resolve
+from .mutants import VERDICTS, MutationReport, judge_mutants
+
+LEAST_SCORE = 0.95
+_PAGE = """\
+# Does the check bite?
+`convt3d mutants` changes one thing at a time in a kernel's source: a bound, a sign, a stride, a modulo, the order of indices, a
+barrier, a term, the limit of a loop, the type of a sum or of an index. Each mutant is compiled for the host and given to the same
+search as `convt3d check`, and if that finds nothing to its edge problems under a sanitizer. It is **killed** if the check rejects
+it, by a wrong value, an overrun, a crash, a hang or a race.
+**Survived**: the check let it through. **Equivalent**: it computes the same for every problem, as far as the machine code says or
+as argued below. **Invalid**: it does not compile. The score is killed / (killed + survived).
+
+Written by `make mutants`. The reasons are kept in `docs/mutation.toml` by the text of their line: when the line changes they no longer
+count, and the command says so.
+
+"""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Judge the mutants; return 1 if a score is below 95%, a survivor is not explained, or an explanation is stale."""
+    kernels = [resolve(name) for name in options.kernels or registry.kernels()]
+    reports = []
+    for kernel in kernels:
+        with progress_bar() as progress:
+            report = judge_mutants(
+                kernel,
+                workers=options.workers or len(os.sched_getaffinity(0)),
+                sample=options.sample,
+                explanations=options.explained,
+                progress=progress,
+            )
+        reports.append(report)
+        print(summary(report), flush=True)
+    if options.page is not None:
+        options.page.parent.mkdir(parents=True, exist_ok=True)
+        Path(options.page).write_text(page(reports))
+    return int(any(report.score < LEAST_SCORE or report.unexplained or report.stale for report in reports))
+
+
+def summary(report: MutationReport) -> str:
+    """Return what is printed of one kernel."""
+    counts = ", ".join(f"{report.counts[verdict]} {verdict}" for verdict in VERDICTS)
+    lines = [f"{report.kernel}: {len(report.verdicts)} mutants, {counts}; score {report.score:.1%} in {report.elapsed_s:.0f} s"]
+    lines += [f"  SURVIVED {verdict.mutant}" for verdict in report.unexplained]
+    lines += [f"  STALE explanation: {stale}" for stale in report.stale]
+    return "\n".join(lines)
+
+
+def page(reports: Sequence[MutationReport]) -> str:
+    """Return the page of the docs: the scores, and every mutant that is not killed with its reason."""
+    lines = ["| kernel | mutants | killed | survived | equivalent | invalid | score |", "|---|---|---|---|---|---|---|"]
+    for report in reports:
+        counts = [str(report.counts[verdict]) for verdict in VERDICTS]
+        lines.append(f"| {report.kernel} | {len(report.verdicts)} | {' | '.join(counts)} | {report.score:.1%} |")
+    for report in reports:
+        lines += ["", f"## {report.kernel}", *_not_killed(report)]
+    return _PAGE + "\n".join(lines) + "\n"
+
+
+def _not_killed(report: MutationReport) -> list[str]:
+    listed = [verdict for verdict in report.verdicts if verdict.verdict in ("survived", "equivalent")]
+    if not listed:
+        return ["Every mutant is killed."]
+    lines = ["| line | change | in | verdict | why |", "|---|---|---|---|---|"]
+    for verdict in listed:
+        mutant = verdict.mutant
+        change = f"{mutant.operator}: `{mutant.before.strip()}` to `{mutant.after.strip()}`"
+        cells = [str(mutant.line), change, f"`{mutant.text}`", verdict.verdict, verdict.reason or "**not explained**"]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return lines

@@ -1,0 +1,47 @@
+"""Problems past 2^32 elements: the shipped kernels' last blocks, and what is said where they cannot be tried."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.kernel import ARCHITECTURES, Kernel
+from cupy_convt3d.lab.far import far_problems, verify_far, with_copies
+from cupy_convt3d.registry import kernel, kernels
+
+BACKEND = HostBackend()
+
+
+@pytest.mark.parametrize("name", [name for name, known in kernels().items() if known.architectures == ARCHITECTURES])
+def test_shipped_kernels_pass_2_to_the_32(name: str) -> None:
+    tried = [p for p in far_problems(kernel(name).pass_name) if kernel(name).why_not(p, "fp16") is None]
+    assert len(tried) >= 2
+    for problem in tried:
+        outcome = verify_far(BACKEND, kernel(name), problem, "fp16", 1)
+        assert outcome.ok and not outcome.message, outcome.message
+
+
+@pytest.mark.parametrize("pass_name", ["fprop", "dgrad", "wgrad"])
+def test_far_problems_are_far_and_their_copies_near(pass_name: str) -> None:
+    for problem in far_problems(pass_name):
+        assert min(math.prod(problem.input_shape), math.prod(problem.output_shape)) > 2**32
+        assert math.prod(with_copies(problem, 1).output_shape) <= 4096
+        assert math.prod(with_copies(problem, 40).output_shape) > math.prod(with_copies(problem, 1).output_shape)
+
+
+def test_a_kernel_whose_blocks_go_in_another_order_is_not_judged() -> None:
+    source = kernel("fprop_gather").source
+    backwards = source.replace("static_cast<index_t>(blockIdx.x)", "static_cast<index_t>(gridDim.x - 1 - blockIdx.x)")
+    assert backwards != source
+    outcome = verify_far(BACKEND, Kernel.from_source(backwards, "backwards"), far_problems("fprop")[0], "fp16", 1)
+    assert outcome.ok and "cannot be tried" in outcome.message
+
+
+def test_a_32_bit_index_is_found() -> None:
+    source = kernel("fprop_gather").source
+    narrow = source.replace("const index_t index = static_cast<index_t>(blockIdx.x)", "const int index = static_cast<int>(blockIdx.x)")
+    assert narrow != source
+    outcome = verify_far(BACKEND, Kernel.from_source(narrow, "narrow"), far_problems("fprop")[0], "fp16", 1)
+    assert not outcome.ok and "past 2^32 elements" in outcome.message
