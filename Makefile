@@ -5,7 +5,7 @@ BASE_PYTHON ?= python3
 WORKERS ?= auto
 SEED ?= $(shell date +%s)
 SEED := $(SEED)
-SEARCH_EXAMPLES ?= 1000
+SEARCH_EXAMPLES ?= 400
 PYTEST_ARGS ?=
 
 ifdef PYTHON
