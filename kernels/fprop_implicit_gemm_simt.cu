@@ -24,13 +24,14 @@ tile_channels = "thread_channels * channel_warps"
 position_warps = "BLOCK_WARPS // channel_warps"
 threads = "32 * channel_warps * position_warps"
 tile_quads = "32 * position_warps * (THREAD_QUADS if itemsize == 4 else 1)"
-tiles = "ceil_div(outputs_d * outputs_h * ceil_div(outputs_w, 4), tile_quads)"
+quads_w = "ceil_div(outputs_w + 16 // itemsize - 1, 4)"
+tiles = "ceil_div(outputs_d * outputs_h * quads_w, tile_quads)"
 least_h = "max(1, output_h // (stride_h * spread_h))"
 least_quads = "max(1, ceil_div(output_w // (stride_w * spread_w), 4))"
 tile_rows = "min(ceil_div(tile_quads - 1, least_quads) + 1, outputs_d * outputs_h)"
 tile_span = "tile_rows + min(ceil_div(tile_rows - 1, least_h), outputs_d - 1) * (taps_h - 1) + taps_h - 1"
 rows = "(taps_d - 1) * min(outputs_h + taps_h - 1, tile_span) + tile_span"
-pitch = "ceil_div(4 * ceil_div(outputs_w, 4) + taps_w - 1, 4) * 4"
+pitch = "ceil_div(4 * quads_w + taps_w - 1, 4) * 4"
 channel_elements = "rows * pitch + taps_d * taps_h * taps_w * tile_channels"
 stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES // itemsize // 4 * 4))"
 row_slots = "ceil_div(rows, 2) * 2"
@@ -262,11 +263,20 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[QUADS][4][CHANNELS], co
 struct Tile {
   DenseAxis axis[3];
   int n, group, channel_tile, first_quad, end_quad, quads_w;
+  // Where input rows are whole 16-byte vectors, quads begin `shift` outputs early, so that staged rows begin on a vector too.
+  bool whole_vectors;
+  int shift;
   // Staged rows are counted through planes of h + halo rows. The rows that one kd reads are a segment; where segments would overlap
   // they share their rows.
   int plane_rows, first_plane_row, segment, rows, pitch, tap_elements, chunk;
   index_t volume, weights;  // the first elements of this block's input channels and packed weights
 };
+
+__device__ inline bool rows_are_vectors(const Problem& problem, const View<const scalar_t>& input, const DenseAxis& w) {
+  bool whole = reinterpret_cast<index_t>(input.data) % 16 == 0 && problem.input_size[2] % VECTOR == 0;
+  for (int i = 0; i < 4; ++i) whole = whole && input.stride[i] % VECTOR == 0;
+  return whole && input.stride[4] == 1 && w.spread == 1;
+}
 
 __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<const scalar_t>& input, int tile_quads,
                                  int tile_channels, int stage_elements, int tiles, int channel_tiles) {
@@ -287,7 +297,12 @@ __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<
     block /= classes;
   }
   const DenseAxis &d = tile.axis[0], &h = tile.axis[1], &w = tile.axis[2];
-  tile.quads_w = (w.outputs + 3) / 4;
+  tile.shift = (w.origin % VECTOR + VECTOR) % VECTOR;
+  const int quads_w = (w.outputs + 3) / 4, shifted_quads = (w.outputs + tile.shift + 3) / 4;
+  tile.whole_vectors = rows_are_vectors(problem, input, w) && shifted_quads - quads_w <= quads_w / 16;
+  if (!tile.whole_vectors) tile.shift = 0;
+  tile.axis[2].origin -= tile.shift;
+  tile.quads_w = tile.whole_vectors ? shifted_quads : quads_w;
   tile.end_quad = min(tile.first_quad + tile_quads, d.outputs * h.outputs * tile.quads_w);
   if (tile.first_quad >= tile.end_quad) return;
 
@@ -312,31 +327,53 @@ __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<
 
 constexpr index_t NO_ROW = -0x7fffffffffffffffLL;
 
-// Copy the input rows and the weights of up to `chunk` channels; a thread has one column of every so manieth row.
+// Copy the input rows of `count` channels, a Unit (one element, or 16 bytes of them) at a time. Threads share the columns of a row
+// in equal passes of at most 32.
+template <class Unit>
+__device__ inline void stage_rows(const Tile& tile, const Problem& problem, const View<const scalar_t>& input,
+                                  const index_t* row_offset, int first_channel, int count, accum_t* stage) {
+  constexpr int WIDTH = sizeof(Unit) / sizeof(accum_t);
+  const int units = tile.pitch / WIDTH, passes = (units + 31) / 32, threads_w = (units + passes - 1) / passes;
+  const int threads_h = static_cast<int>(blockDim.x) / threads_w, thread_h = static_cast<int>(threadIdx.x) / threads_w;
+  if (thread_h >= threads_h) return;
+  const int plane = tile.rows * tile.pitch;
+  const scalar_t* volume = input.data + tile.volume + first_channel * input.stride[1];
+  for (int unit = static_cast<int>(threadIdx.x) - thread_h * threads_w; unit < units; unit += threads_w) {
+    const int w = tile.axis[2].origin + tile.axis[2].spread * unit * WIDTH;
+    const bool inside = w >= 0 && w < problem.input_size[2];
+    const index_t column = w * input.stride[4];
+    accum_t* row_copy = stage + thread_h * tile.pitch + unit * WIDTH;
+#pragma unroll 1
+    for (int row = thread_h; row < tile.rows; row += threads_h, row_copy += threads_h * tile.pitch) {
+      const index_t offset = row_offset[row];
+      const bool live = inside && offset != NO_ROW;
+      const scalar_t* source = live ? volume + (offset + column) : input.data;
+      accum_t* copy = row_copy;
+#pragma unroll 1
+      for (int ci = 0; ci < count; ++ci, copy += plane, source += live ? input.stride[1] : 0) {
+        copy_async(reinterpret_cast<Unit*>(copy), reinterpret_cast<const Unit*>(source), live);
+      }
+    }
+  }
+}
+
+// Copy what of up to `chunk` channels the tile needs: input rows, then packed weights.
 __device__ inline void stage_channels(const Tile& tile, const Problem& problem, const View<const scalar_t>& input,
                                       const accum_t* packed_weight, const index_t* row_offset, int first_channel,
                                       accum_t* stage) {
-  const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-  const int pitch = tile.pitch, rows = tile.rows, threads_w = min(pitch, threads), threads_h = threads / threads_w;
   const int count = min(tile.chunk, problem.in_channels / problem.groups - first_channel);
-  const scalar_t* volume = input.data + tile.volume + first_channel * input.stride[1];
-  for (int column = thread % threads_w; column < pitch; column += threads_w) {
-    const int w = tile.axis[2].origin + tile.axis[2].spread * column;
-    const bool inside = w >= 0 && w < problem.input_size[2];
-    for (int row = thread / threads_w; row < (thread < threads_w * threads_h ? rows : 0); row += threads_h) {
-      const index_t offset = row_offset[row];
-      const bool live = inside && offset != NO_ROW;
-      const scalar_t* element = volume + (live ? offset + w * input.stride[4] : 0);
-      accum_t* copy = stage + row * pitch + column;
+  if (tile.whole_vectors) {
+    stage_rows<Vector>(tile, problem, input, row_offset, first_channel, count, stage);
+  } else {
+    stage_rows<accum_t>(tile, problem, input, row_offset, first_channel, count, stage);
+  }
+  Vector* weights = reinterpret_cast<Vector*>(stage + tile.chunk * tile.rows * tile.pitch);
+  const Vector* source =
+      reinterpret_cast<const Vector*>(packed_weight + tile.weights + static_cast<index_t>(first_channel) * tile.tap_elements);
+  const int vectors = count * tile.tap_elements / VECTOR;
 #pragma unroll 1
-      for (int ci = 0; ci < count; ++ci, copy += rows * pitch, element += input.stride[1]) copy_async(copy, element, live);
-    }
-  }
-  accum_t* weights = stage + tile.chunk * rows * pitch;
-  const accum_t* source = packed_weight + tile.weights + static_cast<index_t>(first_channel) * tile.tap_elements;
-  for (int i = thread * VECTOR; i < count * tile.tap_elements; i += threads * VECTOR) {
-    copy_async(reinterpret_cast<Vector*>(weights + i), reinterpret_cast<const Vector*>(source + i), true);
-  }
+  for (int i = static_cast<int>(threadIdx.x); i < vectors; i += static_cast<int>(blockDim.x))
+    copy_async(weights + i, source + i, true);
 }
 
 template <int CHANNELS>
@@ -423,18 +460,18 @@ __device__ __forceinline__ void implicit_gemm(const Problem& problem, const View
   for (int q = 0; q < QUADS; ++q) {
     const int index = tile.first_quad + q * position_threads + position;
     if (index >= tile.end_quad) continue;
-    const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4;
+    const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
     const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;
     const int h = tile.axis[1].first_output + row % tile.axis[1].outputs * tile.axis[1].step;
-    const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step,
-                  step = tile.axis[2].step * output.stride[4];
+    const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step;
+    const index_t step = tile.axis[2].step * output.stride[4];
     scalar_t* y = output.at(tile.n, tile.group * out_channels + first_out, d, h, w);
-    const int last_w = tile.axis[2].outputs - first_w, last_c = out_channels - first_out;
+    const int outputs_w = tile.axis[2].outputs, last_c = out_channels - first_out;
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c, y += output.stride[1]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (i < last_w && c < last_c) y[i * step] = to_scalar(sums[q][i][c]);
+        if (first_w + i >= 0 && first_w + i < outputs_w && c < last_c) y[i * step] = to_scalar(sums[q][i][c]);
       }
     }
   }
