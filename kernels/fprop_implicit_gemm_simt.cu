@@ -16,12 +16,11 @@ taps_w = "ceil_div(kernel_w, step_w)"
 outputs_d = "ceil_div(output_d, stride_d * spread_d)"
 outputs_h = "ceil_div(output_h, stride_h * spread_h)"
 outputs_w = "ceil_div(output_w, stride_w * spread_w)"
-thread_channels = "4 if out_channels_per_group <= 4 else 16 if min(ceil_div(out_channels_per_group, 12) * 12, ceil_div(out_channels_per_group, 8) * 8) >= ceil_div(out_channels_per_group, 16) * 16 else 12 if ceil_div(out_channels_per_group, 8) * 8 >= ceil_div(out_channels_per_group, 12) * 12 else 8"
+thread_channels = "4 if out_channels_per_group <= 4 else 8"
 thread_tiles = "ceil_div(out_channels_per_group, thread_channels)"
-channel_warps = "4 if thread_tiles % 4 == 0 else 3 if thread_tiles % 3 == 0 else 2 if thread_tiles % 2 == 0 else 1 if thread_tiles == 1 else 3"
-channel_tiles = "ceil_div(thread_tiles, channel_warps)"
-tile_channels = "thread_channels * channel_warps"
-position_warps = "BLOCK_WARPS // channel_warps"
+channel_warps = "4 if thread_tiles % 4 == 0 else 3 if thread_tiles % 3 == 0 else 2 if thread_tiles % 2 == 0 else 1"
+channel_tiles = "thread_tiles // channel_warps"
+position_warps = "min(4, BLOCK_WARPS // channel_warps)"
 threads = "32 * channel_warps * position_warps"
 tile_quads = "32 * position_warps * (THREAD_QUADS if itemsize == 4 else 1)"
 quads_w = "ceil_div(outputs_w + 16 // itemsize - 1, 4)"
@@ -32,18 +31,18 @@ tile_rows = "min(ceil_div(tile_quads - 1, least_quads) + 1, outputs_d * outputs_
 tile_span = "tile_rows + min(ceil_div(tile_rows - 1, least_h), outputs_d - 1) * (taps_h - 1) + taps_h - 1"
 rows = "(taps_d - 1) * min(outputs_h + taps_h - 1, tile_span) + tile_span"
 pitch = "ceil_div(4 * quads_w + taps_w - 1, 4) * 4"
-channel_elements = "rows * pitch + taps_d * taps_h * taps_w * tile_channels"
-stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES // itemsize // 4 * 4))"
+channel_elements = "rows * pitch + taps_d * taps_h * taps_w * thread_channels * channel_warps"
+stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 256 // itemsize // 4 * 4))"
 row_slots = "ceil_div(rows, 2) * 2"
 block_bytes = "8 * row_slots + 2 * stage_elements * itemsize"
 [restrictions]
 "max(stride_d * spread_d, stride_h * spread_h, stride_w * spread_w) < 2 * 1024 * 1024 * 1024" = "the least common multiple of stride and dilation must be below 2^31 on each axis"
 "block_bytes <= 98 * 1024" = "one channel's input rows and weights, twice, must fit the 99 KiB of shared memory that every GPU has"
 [workspace]
-packed_weight = "in_channels * taps * channel_tiles * tile_channels"
+packed_weight = "in_channels * taps * thread_tiles * thread_channels"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_simt_pack"
-grid = "ceil_div(in_channels * taps * channel_tiles * tile_channels, 256)"
+grid = "ceil_div(in_channels * taps * thread_tiles * thread_channels, 256)"
 block = 256
 packs = "packed_weight"
 [[launch]]
@@ -51,18 +50,6 @@ symbol = "convt3d_fprop_implicit_gemm_simt_untouched"
 when = "dead_outputs"
 grid = "batch * out_channels * output_d"
 block = 256
-[[launch]]
-symbol = "convt3d_fprop_implicit_gemm_simt_c16"
-when = "thread_channels == 16"
-grid = "classes * batch * groups * tiles * channel_tiles"
-block = "threads"
-shared_bytes = "block_bytes"
-[[launch]]
-symbol = "convt3d_fprop_implicit_gemm_simt_c12"
-when = "thread_channels == 12"
-grid = "classes * batch * groups * tiles * channel_tiles"
-block = "threads"
-shared_bytes = "block_bytes"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_simt_c8"
 when = "thread_channels == 8"
@@ -90,129 +77,86 @@ shared_bytes = "block_bytes"
 // loads) and, for each tap, the weights, which all lanes share (16-byte broadcasts): 16 loads for 384 multiply-adds at 3 taps.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
+#include "convt3d/dense_axis.cuh"
+#include "convt3d/row_tile.cuh"
 
 #ifndef THREAD_QUADS
 #define THREAD_QUADS 2
 #endif
 #ifndef BLOCK_WARPS
-#define BLOCK_WARPS 6
+#define BLOCK_WARPS 8
 #endif
 #ifndef STAGE_BYTES
-#define STAGE_BYTES 32768
+#define STAGE_BYTES 45056
 #endif
 
 constexpr int QUADS = sizeof(accum_t) == 4 ? THREAD_QUADS : 1;  // fp64 sums take two registers each
-constexpr int VECTOR = 16 / sizeof(accum_t);
-static_assert(BLOCK_WARPS >= 4 && BLOCK_WARPS <= 8,
-              "up to 4 warps share the channels, and the thread sanitizer takes 256 threads");
+static_assert(BLOCK_WARPS >= 4, "up to 4 warps share the channels");
 
-struct alignas(16) Vector {
-  accum_t element[VECTOR];
-};
-
-// The outputs first_output + a*step of one axis, for a in [0, outputs): the k-th of the class's taps, counted from the last, reads
-// input origin + (a + k)*spread. Classes are numbered by their first tap, those with the most taps first.
-struct DenseAxis {
-  int first_output, step, outputs, taps, taps_before, spread, origin;
-};
-
-__device__ inline int greatest_common_divisor(int a, int b) {
-  while (b != 0) {
-    const int rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
-
-__device__ inline DenseAxis dense_axis(const Problem& problem, int axis, int index) {
-  const int stride = problem.stride[axis], dilation = problem.dilation[axis], kernel = problem.kernel_size[axis];
-  const int padding = problem.padding[axis], divisor = greatest_common_divisor(stride, dilation), tap_step = stride / divisor;
-  DenseAxis result;
-  result.spread = dilation / divisor;
-  result.step = stride * result.spread;
-  const int first_tap = index / result.spread, scaled = first_tap * dilation;
-  const int residue = scaled % stride + stride * (index % result.spread);  // of o + padding, mod step
-  result.first_output = (residue - padding % result.step + result.step) % result.step;
-  const int beyond = problem.output_size[axis] - result.first_output;
-  result.outputs = beyond > 0 ? (beyond - 1) / result.step + 1 : 0;
-  result.taps = (kernel - 1 - first_tap) / tap_step + 1;
-  result.taps_before =
-      first_tap * (kernel / tap_step) + min(first_tap, kernel % tap_step);  // of the classes before, in the packing
-  result.origin = (result.first_output + padding - scaled) / stride - result.spread * (result.taps - 1);
-  return result;
-}
-
-// packed_weight[group][channel tile][class's taps before][ci][the class's taps from the last][channel of the tile], zero beyond the
-// last channel. A block's stage is one contiguous piece of it.
+// packed_weight[group][thread tile][class's taps before][ci][the class's taps from the last][channel of the thread tile], zero beyond
+// the last channel: what a warp multiplies by in one stage is one contiguous piece of it.
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_fprop_implicit_gemm_simt_pack(const Problem problem, const View<const scalar_t> weight,
-                                          accum_t* __restrict__ packed_weight, const int channel_tiles,
-                                          const int tile_channels) {
+                                          accum_t* __restrict__ packed_weight, const int thread_tiles,
+                                          const int thread_channels) {
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int taps = problem.kernel_size[0] * problem.kernel_size[1] * problem.kernel_size[2];
+  const int* kernel = problem.kernel_size;
+  const index_t taps = static_cast<index_t>(kernel[0]) * kernel[1] * kernel[2];
   index_t index = blockIdx.x * 256LL + threadIdx.x;
-  if (index >= static_cast<index_t>(problem.in_channels) * taps * channel_tiles * tile_channels) return;
-  const int lane = static_cast<int>(index % tile_channels);
-  index /= tile_channels;
+  if (index >= problem.in_channels * taps * thread_tiles * thread_channels) return;
+  const int lane = static_cast<int>(index % thread_channels);
+  index /= thread_channels;
   int tap[3], class_taps[3], before[3], position[3];
   for (int a = 2; a >= 0; --a) {
-    const int kernel = problem.kernel_size[a];
-    tap[a] = static_cast<int>(index % kernel);
-    index /= kernel;
-    const int step = problem.stride[a] / greatest_common_divisor(problem.stride[a], problem.dilation[a]), first = tap[a] % step;
-    class_taps[a] = (kernel - 1 - first) / step + 1;
-    before[a] = first * (kernel / step) + min(first, kernel % step);
+    tap[a] = static_cast<int>(index % kernel[a]);
+    index /= kernel[a];
+    const int step = problem.stride[a] / greatest_common_divisor(problem.stride[a], problem.dilation[a]);
+    class_taps[a] = taps_of_class(kernel[a], step, tap[a] % step);
+    before[a] = taps_before_class(kernel[a], step, tap[a] % step);
     position[a] = class_taps[a] - 1 - tap[a] / step;
   }
   const int ci = static_cast<int>(index % channels);
-  const index_t tile = index / channels;  // group * channel_tiles + channel tile
-  const int co = static_cast<int>(tile % channel_tiles) * tile_channels + lane;
-  const int group = static_cast<int>(tile / channel_tiles);
-  const index_t taps_before =
-      (static_cast<index_t>(before[0]) * problem.kernel_size[1] + class_taps[0] * before[1]) * problem.kernel_size[2] +
-      class_taps[0] * class_taps[1] * before[2];
+  const index_t tile = index / channels;  // group * thread_tiles + thread tile
+  const int co = static_cast<int>(tile % thread_tiles) * thread_channels + lane, group = static_cast<int>(tile / thread_tiles);
+  const index_t taps_before = (static_cast<index_t>(before[0]) * kernel[1] + class_taps[0] * before[1]) * kernel[2] +
+                              class_taps[0] * class_taps[1] * before[2];
   const index_t row = (tile * taps + taps_before) * channels +
                       static_cast<index_t>(ci) * class_taps[0] * class_taps[1] * class_taps[2] +
                       (position[0] * class_taps[1] + position[1]) * class_taps[2] + position[2];
-  packed_weight[row * tile_channels + lane] =
+  packed_weight[row * thread_channels + lane] =
       co < out_channels ? to_accum(*weight.at(group * channels + ci, co, tap[0], tap[1], tap[2])) : accum_t(0);
 }
 
-__device__ inline bool has_tap(const Problem& problem, int axis, int output) {
-  const int stride = problem.stride[axis], residue = (output + problem.padding[axis]) % stride;
-  const int taps = min(problem.kernel_size[axis], stride);
-  int scaled = 0;  // tap * dilation mod stride
-  for (int tap = 0; tap < taps; ++tap, scaled = (scaled + problem.dilation[axis] % stride) % stride) {
-    if (scaled == residue) return true;
-  }
-  return false;
-}
-
-// Outputs that no tap reaches are the bias. A block owns one plane (n, co, d).
+// Outputs that no tap reaches are the bias. A block owns one plane (n, d, co).
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_fprop_implicit_gemm_simt_untouched(const Problem problem, const scalar_t* __restrict__ bias,
                                                const View<scalar_t> output) {
-  const int d = static_cast<int>(blockIdx.x % problem.output_size[0]);
-  const int co = static_cast<int>(blockIdx.x / problem.output_size[0] % problem.out_channels);
-  const int n = static_cast<int>(blockIdx.x / problem.output_size[0] / problem.out_channels);
+  __shared__ bool row_has_tap[256];
+  const int thread = static_cast<int>(threadIdx.x), rows = problem.output_size[1], columns = problem.output_size[2];
+  const int co = static_cast<int>(blockIdx.x % problem.out_channels);
+  const int d = static_cast<int>(blockIdx.x / problem.out_channels % problem.output_size[0]);
+  const int n = static_cast<int>(blockIdx.x / problem.out_channels / problem.output_size[0]);
   const scalar_t value = bias != nullptr ? bias[co] : to_scalar(accum_t(0));
   const bool plane_has_tap = has_tap(problem, 0, d);
-  const int rows = problem.output_size[1], columns = problem.output_size[2];
-  const int threads_w = min(columns, 256), threads_h = 256 / threads_w;
-  const int first_h = static_cast<int>(threadIdx.x) / threads_w;
-  if (first_h >= threads_h) return;
-  for (int w = static_cast<int>(threadIdx.x) % threads_w; w < columns; w += threads_w) {
-    const bool column_has_tap = has_tap(problem, 2, w);
-    for (int h = first_h; h < rows; h += threads_h) {
-      if (!(plane_has_tap && column_has_tap && has_tap(problem, 1, h))) *output.at(n, co, d, h, w) = value;
+  const int threads_w = min(columns, 256), threads_h = 256 / threads_w, thread_h = thread / threads_w;
+  for (int first = 0; first < rows; first += 256) {
+    __syncthreads();
+    row_has_tap[thread] = plane_has_tap && first + thread < rows && has_tap(problem, 1, first + thread);
+    __syncthreads();
+    for (int w = thread % threads_w; w < (thread_h < threads_h ? columns : 0); w += threads_w) {
+      const bool column_has_tap = has_tap(problem, 2, w);
+      scalar_t* y = output.at(n, co, d, first + thread_h, w);
+      for (int h = thread_h; h < min(256, rows - first); h += threads_h, y += threads_h * output.stride[3]) {
+        if (!(column_has_tap && row_has_tap[h])) *y = value;
+      }
     }
   }
 }
 
-// The taps of a class and the layout of a stage: elements of a staged row, from one kd and from one channel to the next.
+// The rows of taps a stage holds, and steps in elements through its inputs (from row to row, then on to the next kd, then on to the
+// next channel) and its weights (from row to row, then on to the next channel).
 struct StageShape {
-  int taps_d, taps_h, taps_w, pitch, segment, plane, tile_channels;
+  int taps_d, taps_h, pitch, next_kd, next_channel, weight_row, next_channel_weights;
 };
 
 // sums += TAPS neighbouring taps of each row of taps, for all channels of a stage.
@@ -220,30 +164,30 @@ template <int TAPS, int CHANNELS>
 __device__ __forceinline__ void multiply(accum_t (&sums)[QUADS][4][CHANNELS], const accum_t* inputs, const int (&quad)[QUADS],
                                          const accum_t* weights, int channels, const StageShape& shape) {
   constexpr int WIDTH = TAPS == 1 ? 4 : 8;
-  const int next_row = shape.taps_w * shape.tile_channels;
+  const accum_t* row[QUADS];
+  for (int q = 0; q < QUADS; ++q) row[q] = inputs + quad[q];
 #pragma unroll 1
-  for (int ci = 0; ci < channels; ++ci, inputs += shape.plane) {
+  for (int ci = 0; ci < channels; ++ci) {
 #pragma unroll 1
     for (int kd = 0; kd < shape.taps_d; ++kd) {
-      const accum_t* row = inputs + kd * shape.segment;
 #pragma unroll 1
-      for (int kh = 0; kh < shape.taps_h; ++kh, row += shape.pitch, weights += next_row) {
+      for (int kh = 0; kh < shape.taps_h; ++kh) {
         accum_t x[QUADS][WIDTH];
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
 #pragma unroll
           for (int i = 0; i < WIDTH; i += VECTOR) {
-            const Vector loaded = *reinterpret_cast<const Vector*>(row + quad[q] + i);
+            const Vector loaded = *reinterpret_cast<const Vector*>(row[q] + i);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) x[q][i + e] = loaded.element[e];
           }
+          row[q] += shape.pitch;
         }
-        const accum_t* tap = weights;
 #pragma unroll
-        for (int t = 0; t < TAPS; ++t, tap += shape.tile_channels) {
+        for (int t = 0; t < TAPS; ++t) {
 #pragma unroll
           for (int c = 0; c < CHANNELS; c += VECTOR) {
-            const Vector w = *reinterpret_cast<const Vector*>(tap + c);
+            const Vector w = *reinterpret_cast<const Vector*>(weights + t * CHANNELS + c);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
 #pragma unroll
@@ -254,35 +198,30 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[QUADS][4][CHANNELS], co
             }
           }
         }
+        weights += shape.weight_row;
       }
+      for (int q = 0; q < QUADS; ++q) row[q] += shape.next_kd;
     }
+    for (int q = 0; q < QUADS; ++q) row[q] += shape.next_channel;
+    weights += shape.next_channel_weights;
   }
 }
 
-// Which outputs a block owns, and the layout of its stages. Kept in shared memory: registers are for the sums.
-struct Tile {
-  DenseAxis axis[3];
-  int n, group, channel_tile, first_quad, end_quad, quads_w;
-  // Where input rows are whole 16-byte vectors, quads begin `shift` outputs early, so that staged rows begin on a vector too.
-  bool whole_vectors;
-  int shift;
-  // Staged rows are counted through planes of h + halo rows. The rows that one kd reads are a segment; where segments would overlap
-  // they share their rows.
-  int plane_rows, first_plane_row, segment, rows, pitch, tap_elements, chunk;
-  index_t volume, weights;  // the first elements of this block's input channels and packed weights
+// What a block works on. Kept in shared memory: registers are for the sums.
+struct Tile : RowTile {
+  int n, group, thread_tile, chunk;
+  StageShape shape;
+  int channel_weights, weights_at;  // elements of a channel's weights in a thread tile, and where the first tile's are staged
+  index_t volume, weights,
+      tile_weights;  // the block's first input and packed weight, and from one thread tile's on to the next
 };
 
-__device__ inline bool rows_are_vectors(const Problem& problem, const View<const scalar_t>& input, const DenseAxis& w) {
-  bool whole = reinterpret_cast<index_t>(input.data) % 16 == 0 && problem.input_size[2] % VECTOR == 0;
-  for (int i = 0; i < 4; ++i) whole = whole && input.stride[i] % VECTOR == 0;
-  return whole && input.stride[4] == 1 && w.spread == 1;
-}
-
 __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<const scalar_t>& input, int tile_quads,
-                                 int tile_channels, int stage_elements, int tiles, int channel_tiles) {
-  // blockIdx.x = (((class * batch + n) * groups + group) * tiles + tile) * channel_tiles + channel tile
+                                 int thread_channels, int channel_warps, int stage_elements, int tiles, int thread_tiles) {
+  // blockIdx.x = (((class * batch + n) * groups + group) * tiles + tile) * channel tiles + channel tile
+  const int channel_tiles = thread_tiles / channel_warps;
   unsigned block = blockIdx.x;
-  tile.channel_tile = static_cast<int>(block % channel_tiles);
+  tile.thread_tile = static_cast<int>(block % channel_tiles) * channel_warps;
   block /= channel_tiles;
   tile.first_quad = static_cast<int>(block % tiles) * tile_quads;
   block /= tiles;
@@ -291,130 +230,61 @@ __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<
   tile.n = static_cast<int>(block % problem.batch);
   block /= problem.batch;
   for (int a = 2; a >= 0; --a) {
-    const int divisor = greatest_common_divisor(problem.stride[a], problem.dilation[a]);
-    const int classes = min(problem.kernel_size[a], problem.stride[a] / divisor) * (problem.dilation[a] / divisor);
+    const int classes = dense_classes(problem, a);
     tile.axis[a] = dense_axis(problem, a, static_cast<int>(block % classes));
     block /= classes;
   }
-  const DenseAxis &d = tile.axis[0], &h = tile.axis[1], &w = tile.axis[2];
-  tile.shift = (w.origin % VECTOR + VECTOR) % VECTOR;
-  const int quads_w = (w.outputs + 3) / 4, shifted_quads = (w.outputs + tile.shift + 3) / 4;
-  tile.whole_vectors = rows_are_vectors(problem, input, w) && shifted_quads - quads_w <= quads_w / 16;
-  if (!tile.whole_vectors) tile.shift = 0;
-  tile.axis[2].origin -= tile.shift;
-  tile.quads_w = tile.whole_vectors ? shifted_quads : quads_w;
-  tile.end_quad = min(tile.first_quad + tile_quads, d.outputs * h.outputs * tile.quads_w);
+  lay_out(tile, problem, input, tile_quads);
   if (tile.first_quad >= tile.end_quad) return;
 
-  const int first_row = tile.first_quad / tile.quads_w, last_row = (tile.end_quad - 1) / tile.quads_w;
-  tile.plane_rows = h.outputs + h.taps - 1;
-  tile.first_plane_row = first_row / h.outputs * tile.plane_rows + first_row % h.outputs;
-  const int span = last_row / h.outputs * tile.plane_rows + last_row % h.outputs - tile.first_plane_row + h.taps;
-  tile.segment = min(tile.plane_rows, span);
-  tile.rows = (d.taps - 1) * tile.segment + span;
-  tile.pitch = (4 * tile.quads_w + w.taps + 2) / 4 * 4;
-  const int channels = problem.in_channels / problem.groups;
-  tile.tap_elements = d.taps * h.taps * w.taps * tile_channels;
-  tile.chunk = min(channels, stage_elements / (tile.rows * tile.pitch + tile.tap_elements));
+  const DenseAxis &d = tile.axis[0], &h = tile.axis[1], &w = tile.axis[2];
+  const int channels = problem.in_channels / problem.groups, *kernel = problem.kernel_size;
+  const int row = w.taps * thread_channels, segment = tile.segment * tile.pitch;
+  tile.channel_weights = d.taps * h.taps * row;
+  tile.tile_weights = static_cast<index_t>(kernel[0]) * kernel[1] * kernel[2] * channels * thread_channels;
+  tile.chunk = min(channels, stage_elements / (tile.plane + tile.channel_weights * channel_warps));
+  tile.weights_at = tile.chunk * tile.plane;
+  tile.shape = {tile.taps_d,
+                h.taps,
+                tile.pitch,
+                segment - h.taps * tile.pitch,
+                tile.plane - tile.taps_d * segment,
+                row,
+                tile.channel_weights - tile.taps_d * h.taps * row};
   tile.volume = tile.n * input.stride[0] + static_cast<index_t>(tile.group) * channels * input.stride[1];
-
-  const int* kernel = problem.kernel_size;
   const index_t taps_before =
       (static_cast<index_t>(d.taps_before) * kernel[1] + d.taps * h.taps_before) * kernel[2] + d.taps * h.taps * w.taps_before;
-  const index_t channel_tile = static_cast<index_t>(tile.group) * channel_tiles + tile.channel_tile;
-  tile.weights = (channel_tile * kernel[0] * kernel[1] * kernel[2] + taps_before) * channels * tile_channels;
-}
-
-constexpr index_t NO_ROW = -0x7fffffffffffffffLL;
-
-// Copy the input rows of `count` channels, a Unit (one element, or 16 bytes of them) at a time. Threads share the columns of a row
-// in equal passes of at most 32.
-template <class Unit>
-__device__ inline void stage_rows(const Tile& tile, const Problem& problem, const View<const scalar_t>& input,
-                                  const index_t* row_offset, int first_channel, int count, accum_t* stage) {
-  constexpr int WIDTH = sizeof(Unit) / sizeof(accum_t);
-  const int units = tile.pitch / WIDTH, passes = (units + 31) / 32, threads_w = (units + passes - 1) / passes;
-  const int threads_h = static_cast<int>(blockDim.x) / threads_w, thread_h = static_cast<int>(threadIdx.x) / threads_w;
-  if (thread_h >= threads_h) return;
-  const int plane = tile.rows * tile.pitch;
-  const scalar_t* volume = input.data + tile.volume + first_channel * input.stride[1];
-  for (int unit = static_cast<int>(threadIdx.x) - thread_h * threads_w; unit < units; unit += threads_w) {
-    const int w = tile.axis[2].origin + tile.axis[2].spread * unit * WIDTH;
-    const bool inside = w >= 0 && w < problem.input_size[2];
-    const index_t column = w * input.stride[4];
-    accum_t* row_copy = stage + thread_h * tile.pitch + unit * WIDTH;
-#pragma unroll 1
-    for (int row = thread_h; row < tile.rows; row += threads_h, row_copy += threads_h * tile.pitch) {
-      const index_t offset = row_offset[row];
-      const bool live = inside && offset != NO_ROW;
-      const scalar_t* source = live ? volume + (offset + column) : input.data;
-      accum_t* copy = row_copy;
-#pragma unroll 1
-      for (int ci = 0; ci < count; ++ci, copy += plane, source += live ? input.stride[1] : 0) {
-        copy_async(reinterpret_cast<Unit*>(copy), reinterpret_cast<const Unit*>(source), live);
-      }
-    }
-  }
-}
-
-// Copy what of up to `chunk` channels the tile needs: input rows, then packed weights.
-__device__ inline void stage_channels(const Tile& tile, const Problem& problem, const View<const scalar_t>& input,
-                                      const accum_t* packed_weight, const index_t* row_offset, int first_channel,
-                                      accum_t* stage) {
-  const int count = min(tile.chunk, problem.in_channels / problem.groups - first_channel);
-  if (tile.whole_vectors) {
-    stage_rows<Vector>(tile, problem, input, row_offset, first_channel, count, stage);
-  } else {
-    stage_rows<accum_t>(tile, problem, input, row_offset, first_channel, count, stage);
-  }
-  Vector* weights = reinterpret_cast<Vector*>(stage + tile.chunk * tile.rows * tile.pitch);
-  const Vector* source =
-      reinterpret_cast<const Vector*>(packed_weight + tile.weights + static_cast<index_t>(first_channel) * tile.tap_elements);
-  const int vectors = count * tile.tap_elements / VECTOR;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < vectors; i += static_cast<int>(blockDim.x))
-    copy_async(weights + i, source + i, true);
+  const index_t thread_tile = static_cast<index_t>(tile.group) * thread_tiles + tile.thread_tile;
+  tile.weights = thread_tile * tile.tile_weights + taps_before * channels * thread_channels;
 }
 
 template <int CHANNELS>
 __device__ __forceinline__ void implicit_gemm(const Problem& problem, const View<const scalar_t>& input,
                                               const accum_t* packed_weight, const scalar_t* bias, const View<scalar_t>& output,
                                               int channel_warps, int stage_elements, int row_slots, int tiles,
-                                              int channel_tiles) {
+                                              int thread_tiles) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Tile tile;
   index_t* row_offset = reinterpret_cast<index_t*>(shared);
   accum_t* stages = reinterpret_cast<accum_t*>(shared + 8 * row_slots);
-  const int threads = static_cast<int>(blockDim.x), position_threads = threads / channel_warps;
-  const int tile_channels = CHANNELS * channel_warps;
-  if (threadIdx.x == 0) {
-    find_tile(tile, problem, input, position_threads * QUADS, tile_channels, stage_elements, tiles, channel_tiles);
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int position_threads = threads / channel_warps;
+  if (thread == 0) {
+    find_tile(tile, problem, input, position_threads * QUADS, CHANNELS, channel_warps, stage_elements, tiles, thread_tiles);
   }
   __syncthreads();
   if (tile.first_quad >= tile.end_quad) return;  // the whole block: classes differ in size
 
-  for (int row = static_cast<int>(threadIdx.x); row < tile.rows; row += threads) {
-    const int kd = min(row / tile.segment, tile.axis[0].taps - 1);
-    const int padded = tile.first_plane_row + kd * (tile.plane_rows - tile.segment) + row;
-    const int d = tile.axis[0].origin + tile.axis[0].spread * (padded / tile.plane_rows);
-    const int h = tile.axis[1].origin + tile.axis[1].spread * (padded % tile.plane_rows);
-    const bool live = d >= 0 && d < problem.input_size[0] && h >= 0 && h < problem.input_size[1];
-    row_offset[row] = live ? d * input.stride[2] + h * input.stride[3] : NO_ROW;
-  }
+  find_rows(tile, problem, input, row_offset);
 
-  // A warp has 32 quads, and the same again position_threads further on; quads past the end compute the first one again.
-  const int warp = static_cast<int>(threadIdx.x) / 32, position_warps = position_threads / 32;
-  const int position = warp % position_warps * 32 + static_cast<int>(threadIdx.x) % 32,
-            thread_channel = warp / position_warps * CHANNELS;
+  // A thread has its position's quad, and the same again position_threads further on; past the end it computes the first one again.
+  const int position = thread % position_threads, channel_warp = thread / position_threads;
   int quad[QUADS];
   for (int q = 0; q < QUADS; ++q) {
-    const int number = tile.first_quad + q * position_threads + position,
-              index = number < tile.end_quad ? number : tile.first_quad;
-    const int row = index / tile.quads_w, h = tile.axis[1].outputs;
-    quad[q] = (row / h * tile.plane_rows + row % h - tile.first_plane_row) * tile.pitch + index % tile.quads_w * 4;
+    const int number = tile.first_quad + q * position_threads + position;
+    quad[q] = staged_quad(tile, number < tile.end_quad ? number : tile.first_quad);
   }
-  const int out_channels = problem.out_channels / problem.groups,
-            first_out = tile.channel_tile * tile_channels + thread_channel;
+  const int out_channels = problem.out_channels / problem.groups, first_out = (tile.thread_tile + channel_warp) * CHANNELS;
   accum_t sums[QUADS][4][CHANNELS];
 #pragma unroll
   for (int c = 0; c < CHANNELS; ++c) {
@@ -427,31 +297,43 @@ __device__ __forceinline__ void implicit_gemm(const Problem& problem, const View
     }
   }
 
-  const int channels = problem.in_channels / problem.groups, chunk = tile.chunk, plane = tile.rows * tile.pitch;
-  const StageShape shape = {
-      tile.axis[0].taps, tile.axis[1].taps, tile.axis[2].taps, tile.pitch, tile.segment * tile.pitch, plane, tile_channels};
-  for (int first = 0; first < channels + chunk; first += chunk) {
-    accum_t* filled = stages + first / chunk % 2 * stage_elements;
-    const accum_t* landed = stages + (first / chunk + 1) % 2 * stage_elements;
+  const int channels = problem.in_channels / problem.groups;
+  int buffer = 0;
+  for (int first = 0; first < channels + tile.chunk; first += tile.chunk, buffer ^= 1) {
     wait_for_copies();
     __syncthreads();  // the stage copied in the last round has landed, and the one before it has been read
-    if (first < channels) stage_channels(tile, problem, input, packed_weight, row_offset, first, filled);
+    const int chunk = tile.chunk, weights_at = tile.weights_at + channel_warp * chunk * tile.channel_weights;
+    if (first < channels) {
+      accum_t* stage = stages + buffer * stage_elements;
+      const int count = min(chunk, channels - first);
+      const scalar_t* volume = input.data + tile.volume + first * input.stride[1];
+      stage_rows(tile, problem, input, volume, row_offset, count, stage);
+      Vector* weights = reinterpret_cast<Vector*>(stage + weights_at);
+      const index_t source =
+          tile.weights + channel_warp * tile.tile_weights + static_cast<index_t>(first) * tile.channel_weights;
+      const Vector* packed = reinterpret_cast<const Vector*>(packed_weight + source);
+#pragma unroll 1
+      for (int i = position; i < count * tile.channel_weights / VECTOR; i += position_threads)
+        copy_async(weights + i, packed + i, true);
+    }
     if (first == 0) continue;
+    const accum_t* stage = stages + (buffer ^ 1) * stage_elements;
     const int count = min(chunk, channels - first + chunk);
-    for (int tap = 0; tap < shape.taps_w; tap += 4) {
-      const accum_t *inputs = landed + tap, *weights = landed + chunk * plane + tap * tile_channels + thread_channel;
-      switch (min(4, shape.taps_w - tap)) {
+    const int taps_w = tile.axis[2].taps;
+    for (int tap = 0; tap < taps_w; tap += 4) {
+      const accum_t* weights = stage + weights_at + tile.first_kd * tile.shape.taps_h * tile.shape.weight_row + tap * CHANNELS;
+      switch (min(4, taps_w - tap)) {
         case 1:
-          multiply<1>(sums, inputs, quad, weights, count, shape);
+          multiply<1>(sums, stage + tap, quad, weights, count, tile.shape);
           break;
         case 2:
-          multiply<2>(sums, inputs, quad, weights, count, shape);
+          multiply<2>(sums, stage + tap, quad, weights, count, tile.shape);
           break;
         case 3:
-          multiply<3>(sums, inputs, quad, weights, count, shape);
+          multiply<3>(sums, stage + tap, quad, weights, count, tile.shape);
           break;
         default:
-          multiply<4>(sums, inputs, quad, weights, count, shape);
+          multiply<4>(sums, stage + tap, quad, weights, count, tile.shape);
       }
     }
   }
@@ -478,35 +360,17 @@ __device__ __forceinline__ void implicit_gemm(const Problem& problem, const View
 }
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
-    convt3d_fprop_implicit_gemm_simt_c16(const Problem problem, const View<const scalar_t> input,
-                                         const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                         const View<scalar_t> output, const int channel_warps, const int stage_elements,
-                                         const int row_slots, const int tiles, const int channel_tiles) {
-  implicit_gemm<16>(problem, input, packed_weight, bias, output, channel_warps, stage_elements, row_slots, tiles,
-                    channel_tiles);
-}
-
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
-    convt3d_fprop_implicit_gemm_simt_c12(const Problem problem, const View<const scalar_t> input,
-                                         const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                         const View<scalar_t> output, const int channel_warps, const int stage_elements,
-                                         const int row_slots, const int tiles, const int channel_tiles) {
-  implicit_gemm<12>(problem, input, packed_weight, bias, output, channel_warps, stage_elements, row_slots, tiles,
-                    channel_tiles);
-}
-
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
     convt3d_fprop_implicit_gemm_simt_c8(const Problem problem, const View<const scalar_t> input,
                                         const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                         const View<scalar_t> output, const int channel_warps, const int stage_elements,
-                                        const int row_slots, const int tiles, const int channel_tiles) {
-  implicit_gemm<8>(problem, input, packed_weight, bias, output, channel_warps, stage_elements, row_slots, tiles, channel_tiles);
+                                        const int row_slots, const int tiles, const int thread_tiles) {
+  implicit_gemm<8>(problem, input, packed_weight, bias, output, channel_warps, stage_elements, row_slots, tiles, thread_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
     convt3d_fprop_implicit_gemm_simt_c4(const Problem problem, const View<const scalar_t> input,
                                         const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                         const View<scalar_t> output, const int channel_warps, const int stage_elements,
-                                        const int row_slots, const int tiles, const int channel_tiles) {
-  implicit_gemm<4>(problem, input, packed_weight, bias, output, channel_warps, stage_elements, row_slots, tiles, channel_tiles);
+                                        const int row_slots, const int tiles, const int thread_tiles) {
+  implicit_gemm<4>(problem, input, packed_weight, bias, output, channel_warps, stage_elements, row_slots, tiles, thread_tiles);
 }
