@@ -32,7 +32,7 @@ tile_span = "tile_rows + min(ceil_div(tile_rows - 1, least_h), outputs_d - 1) * 
 rows = "(taps_d - 1) * min(outputs_h + taps_h - 1, tile_span) + tile_span"
 pitch = "ceil_div(4 * quads_w + taps_w - 1, 4) * 4"
 channel_elements = "rows * pitch + taps_d * taps_h * taps_w * thread_channels * channel_warps"
-stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 256 // itemsize // 4 * 4))"
+stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 192 // itemsize // 4 * 4))"
 row_slots = "ceil_div(rows, 2) * 2"
 block_bytes = "8 * row_slots + 2 * stage_elements * itemsize"
 [restrictions]
@@ -84,7 +84,7 @@ shared_bytes = "block_bytes"
 #define THREAD_QUADS 2
 #endif
 #ifndef BLOCK_WARPS
-#define BLOCK_WARPS 8
+#define BLOCK_WARPS 6
 #endif
 #ifndef STAGE_BYTES
 #define STAGE_BYTES 45056
