@@ -29,7 +29,7 @@ row_slots = "ceil_div(rows, 2) * 2"
 output_elements = "tile_quads * 4 * stride_w * tile_channels"
 block_bytes = "8 * row_slots + max(itemsize, 4) * (weight_elements + max(in_channels_per_group * rows * pitch, output_elements))"
 [restrictions]
-"in_channels_per_group == 1" = "it is for depthwise layers: one input channel a group"
+"in_channels_per_group == 1 and out_channels_per_group <= 4" = "it is for depthwise layers: one input channel a group, a multiplier of at most 4"
 "stride_w in (1, 2) and dilation_w == 1" = "all residues of a row are computed together: it is for stride 1 or 2 and dilation 1 along w"
 "step_d == stride_d and step_h == stride_h and kernel_d >= stride_d and kernel_h >= stride_h" = "every output row must have a tap"
 "block_bytes <= 98 * 1024" = "the input rows of a group's tile must fit the 99 KiB of shared memory that every GPU has"
@@ -46,7 +46,7 @@ grid = "classes * batch * tiles * groups * channel_tiles"
 block = "32 * BLOCK_WARPS"
 shared_bytes = "block_bytes"
 */
-// Depthwise (groups = in_channels, any channel multiplier): a block owns a tile of one output channel, which reads one input channel; a
+// Depthwise (groups = in_channels, with a channel multiplier of up to 4): a block owns a tile of one output channel, which reads one input channel; a
 // thread owns several quads of neighbouring q, both residues of w where the stride is 2. See grouped_rows.cuh for the formula and
 // the layouts. There is next to no arithmetic: input rows are read once, whole output rows are written once.
 #include "convt3d.cuh"
@@ -63,14 +63,18 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 4)
     convt3d_fprop_depthwise_w2(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                const scalar_t* __restrict__ bias, const View<scalar_t> output, const int row_slots,
                                const int weight_elements, const int tiles, const int channel_tiles) {
-  grouped_rows<2, 1, sizeof(accum_t) == 4 ? 4 : 2>(problem, input, weight, bias, output, row_slots, weight_elements, tiles,
-                                                   channel_tiles);
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ RowTile tile;
+  grouped_rows<2, 1, sizeof(accum_t) == 4 ? 4 : 2>(shared, tile, problem, input, weight, bias, output, row_slots,
+                                                   weight_elements, tiles, channel_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 4)
     convt3d_fprop_depthwise_w1(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                const scalar_t* __restrict__ bias, const View<scalar_t> output, const int row_slots,
                                const int weight_elements, const int tiles, const int channel_tiles) {
-  grouped_rows<1, 1, sizeof(accum_t) == 4 ? 8 : 2>(problem, input, weight, bias, output, row_slots, weight_elements, tiles,
-                                                   channel_tiles);
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ RowTile tile;
+  grouped_rows<1, 1, sizeof(accum_t) == 4 ? 8 : 2>(shared, tile, problem, input, weight, bias, output, row_slots,
+                                                   weight_elements, tiles, channel_tiles);
 }

@@ -63,12 +63,16 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 4)
     convt3d_fprop_grouped_w2(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                              const scalar_t* __restrict__ bias, const View<scalar_t> output, const int row_slots,
                              const int weight_elements, const int tiles, const int channel_tiles) {
-  grouped_rows<2, 8, 1>(problem, input, weight, bias, output, row_slots, weight_elements, tiles, channel_tiles);
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ RowTile tile;
+  grouped_rows<2, 8, 1>(shared, tile, problem, input, weight, bias, output, row_slots, weight_elements, tiles, channel_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 4)
     convt3d_fprop_grouped_w1(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                              const scalar_t* __restrict__ bias, const View<scalar_t> output, const int row_slots,
                              const int weight_elements, const int tiles, const int channel_tiles) {
-  grouped_rows<1, 8, 2>(problem, input, weight, bias, output, row_slots, weight_elements, tiles, channel_tiles);
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ RowTile tile;
+  grouped_rows<1, 8, 2>(shared, tile, problem, input, weight, bias, output, row_slots, weight_elements, tiles, channel_tiles);
 }

@@ -79,12 +79,10 @@ __device__ __forceinline__ void multiply_rows(accum_t (&sums)[QUADS][4][RESIDUES
 }
 
 template <int RESIDUES, int CHANNELS, int QUADS>
-__device__ __forceinline__ void grouped_rows(const Problem& problem, const View<const scalar_t>& input,
-                                             const View<const scalar_t>& weight, const scalar_t* bias,
-                                             const View<scalar_t>& output, int row_slots, int weight_elements, int tiles,
-                                             int channel_tiles) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ RowTile tile;
+__device__ __forceinline__ void grouped_rows(unsigned char* shared, RowTile& tile, const Problem& problem,
+                                             const View<const scalar_t>& input, const View<const scalar_t>& weight,
+                                             const scalar_t* bias, const View<scalar_t>& output, int row_slots,
+                                             int weight_elements, int tiles, int channel_tiles) {
   index_t* row_offset = reinterpret_cast<index_t*>(shared);
   accum_t* weights = reinterpret_cast<accum_t*>(shared + 8 * row_slots);
   accum_t* stage = weights + weight_elements;  // the input rows, and when they have been read the output rows
