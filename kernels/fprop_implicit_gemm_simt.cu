@@ -138,6 +138,13 @@ extern "C" __global__ void __launch_bounds__(256)
   const int n = static_cast<int>(blockIdx.x / problem.out_channels / problem.output_size[0]);
   const scalar_t value = bias != nullptr ? bias[co] : to_scalar(accum_t(0));
   const bool plane_has_tap = has_tap(problem, 0, d);
+  if (!plane_has_tap && output.stride[3] == columns * output.stride[4]) {  // a line
+    scalar_t* y = output.at(n, co, d, 0, 0);
+    const index_t numel = static_cast<index_t>(rows) * columns;
+#pragma unroll 4
+    for (index_t i = thread; i < numel; i += 256) y[i * output.stride[4]] = value;
+    return;
+  }
   const int threads_w = min(columns, 256), threads_h = 256 / threads_w, thread_h = thread / threads_w;
   for (int first = 0; first < rows; first += 256) {
     __syncthreads();

@@ -3,25 +3,38 @@
 // t = j*RESIDUES + r reads input q - j: the residues share their inputs, and only the weights differ.
 #pragma once
 
-// The staged weights of one group's channel tile: [ci][kd][kh][j from the last][r][channel]. With an odd number of taps the last j
-// has no tap for r = 1: its weights are zero, and are not multiplied.
-template <int RESIDUES, int CHANNELS>
-__device__ inline void stage_weights(const RowTile& tile, const Problem& problem, const View<const scalar_t>& weight,
-                                     int class_d, int class_h, int group, int first_out, accum_t* weights) {
+// packed_weight[group][channel tile][class's taps before, of d and h][ci][kd from the last][kh from the last][j from the last][r]
+// [channel of the tile]: what a block multiplies by is one contiguous piece. Where the taps along w are odd in number the last j has
+// none for r = 1: its weights are zero, and are not multiplied.
+__device__ inline void pack_rows(const Problem& problem, const View<const scalar_t>& weight, accum_t* packed_weight,
+                                 int channel_tiles, int tile_channels) {
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int taps_d = tile.axis[0].taps, taps_h = tile.axis[1].taps, taps_w = tile.axis[2].taps;
-  const int row = taps_w * RESIDUES * CHANNELS, numel = channels * taps_d * taps_h * row;
-  const int step_d = problem.stride[0] / greatest_common_divisor(problem.stride[0], problem.dilation[0]);
-  const int step_h = problem.stride[1] / greatest_common_divisor(problem.stride[1], problem.dilation[1]);
-  for (int i = static_cast<int>(threadIdx.x); i < numel; i += static_cast<int>(blockDim.x)) {
-    const int c = i % CHANNELS, r = i / CHANNELS % RESIDUES, j = taps_w - 1 - i / (CHANNELS * RESIDUES) % taps_w;
-    const int outer = i / row, h = taps_h - 1 - outer % taps_h, d = taps_d - 1 - outer / taps_h % taps_d;
-    const int ci = outer / taps_h / taps_d, tap_w = j * RESIDUES + r;
-    const bool live = tap_w < problem.kernel_size[2] && first_out + c < out_channels;
-    weights[i] =
-        live ? to_accum(*weight.at(group * channels + ci, first_out + c, class_d + d * step_d, class_h + h * step_h, tap_w))
-             : accum_t(0);
+  const int *kernel = problem.kernel_size, residues = problem.stride[2], row = ((kernel[2] - 1) / residues + 1) * residues;
+  index_t index = static_cast<index_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (index >= static_cast<index_t>(problem.in_channels) * channel_tiles * kernel[0] * kernel[1] * row * tile_channels) return;
+  const int lane = static_cast<int>(index % tile_channels);
+  index /= tile_channels;
+  const int position_w = static_cast<int>(index % row), r = position_w % residues;
+  const int tap_w = (row / residues - 1 - position_w / residues) * residues + r;
+  index /= row;
+  int tap[2], class_taps[2], before[2], position[2];
+  for (int a = 1; a >= 0; --a) {
+    tap[a] = static_cast<int>(index % kernel[a]);
+    index /= kernel[a];
+    const int step = problem.stride[a] / greatest_common_divisor(problem.stride[a], problem.dilation[a]);
+    class_taps[a] = taps_of_class(kernel[a], step, tap[a] % step);
+    before[a] = taps_before_class(kernel[a], step, tap[a] % step);
+    position[a] = class_taps[a] - 1 - tap[a] / step;
   }
+  const int ci = static_cast<int>(index % channels);
+  const index_t tile = index / channels;  // group * channel_tiles + channel tile
+  const int co = static_cast<int>(tile % channel_tiles) * tile_channels + lane, group = static_cast<int>(tile / channel_tiles);
+  const index_t taps_before = static_cast<index_t>(before[0]) * kernel[1] + class_taps[0] * before[1];
+  const index_t at = (tile * kernel[0] * kernel[1] + taps_before) * channels +
+                     static_cast<index_t>(ci) * class_taps[0] * class_taps[1] + position[0] * class_taps[1] + position[1];
+  const bool live = tap_w < kernel[2] && co < out_channels;
+  packed_weight[(at * row + position_w) * tile_channels + lane] =
+      live ? to_accum(*weight.at(group * channels + ci, co, tap[0], tap[1], tap_w)) : accum_t(0);
 }
 
 // sums += J neighbouring j of each row of taps, for all channels; HALF: the first of them has no tap for r = 1.
@@ -80,9 +93,9 @@ __device__ __forceinline__ void multiply_rows(accum_t (&sums)[QUADS][4][RESIDUES
 
 template <int RESIDUES, int CHANNELS, int QUADS>
 __device__ __forceinline__ void grouped_rows(unsigned char* shared, RowTile& tile, const Problem& problem,
-                                             const View<const scalar_t>& input, const View<const scalar_t>& weight,
+                                             const View<const scalar_t>& input, const accum_t* packed_weight,
                                              const scalar_t* bias, const View<scalar_t>& output, int row_slots,
-                                             int weight_elements, int tiles, int channel_tiles) {
+                                             int weight_elements, int tiles, int channel_tiles, int classes_h) {
   index_t* row_offset = reinterpret_cast<index_t*>(shared);
   accum_t* weights = reinterpret_cast<accum_t*>(shared + 8 * row_slots);
   accum_t* stage = weights + weight_elements;  // the input rows, and when they have been read the output rows
@@ -90,7 +103,7 @@ __device__ __forceinline__ void grouped_rows(unsigned char* shared, RowTile& til
 
   // blockIdx.x = (((class * batch + n) * tiles + tile) * groups + group) * channel_tiles + channel tile
   unsigned block = blockIdx.x;
-  const int first_out = static_cast<int>(block % channel_tiles) * CHANNELS;
+  const int channel_tile = static_cast<int>(block % channel_tiles), first_out = channel_tile * CHANNELS;
   block /= channel_tiles;
   const int group = static_cast<int>(block % problem.groups);
   block /= problem.groups;
@@ -98,27 +111,38 @@ __device__ __forceinline__ void grouped_rows(unsigned char* shared, RowTile& til
   block /= tiles;
   const int n = static_cast<int>(block % problem.batch);
   block /= problem.batch;
-  const int classes_h = dense_classes(problem, 1), class_h = static_cast<int>(block % classes_h);
-  const int class_d = static_cast<int>(block / classes_h);
   const int first_q = problem.padding[2] / RESIDUES;
+  if (thread == 0) tile.axis[0] = dense_axis(problem, 0, static_cast<int>(block / classes_h));
+  if (thread == 32) tile.axis[1] = dense_axis(problem, 1, static_cast<int>(block % classes_h));  // meanwhile, in another warp
+  __syncthreads();
   if (thread == 0) {
-    tile.first_quad = tile_number * threads * QUADS;
-    tile.axis[0] = dense_axis(problem, 0, class_d);
-    tile.axis[1] = dense_axis(problem, 1, class_h);
     DenseAxis& w = tile.axis[2];
     w.taps = (problem.kernel_size[2] - 1) / RESIDUES + 1;
     w.outputs = (problem.output_size[2] - 1 + problem.padding[2]) / RESIDUES - first_q + 1;
     w.spread = 1;
     w.origin = first_q - (w.taps - 1);
+    tile.first_quad = tile_number * threads * QUADS;
     lay_out(tile, problem, input, threads * QUADS);
   }
   __syncthreads();
   if (tile.first_quad >= tile.end_quad) return;  // the whole block: classes differ in size
   find_rows(tile, problem, input, row_offset);
-  const int first_tap_d = class_d / tile.axis[0].spread, first_tap_h = class_h / tile.axis[1].spread;
-  stage_weights<RESIDUES, CHANNELS>(tile, problem, weight, first_tap_d, first_tap_h, group, first_out, weights);
-  __syncthreads();
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int *kernel = problem.kernel_size, dh_taps = tile.axis[0].taps * tile.axis[1].taps;
+  const int weight_row = tile.axis[2].taps * RESIDUES * CHANNELS, block_weights = channels * dh_taps * weight_row;
+  const index_t taps_before =
+      static_cast<index_t>(tile.axis[0].taps_before) * kernel[1] + tile.axis[0].taps * tile.axis[1].taps_before;
+  const index_t group_tile = static_cast<index_t>(group) * channel_tiles + channel_tile;
+  const accum_t* packed = packed_weight + (group_tile * kernel[0] * kernel[1] + taps_before) * channels * weight_row;
+  constexpr int WIDTH = CHANNELS % VECTOR == 0 ? VECTOR : 1;
+  for (int i = thread * WIDTH; i < block_weights; i += threads * WIDTH) {
+    if constexpr (WIDTH == VECTOR) {
+      copy_async(reinterpret_cast<Vector*>(weights + i), reinterpret_cast<const Vector*>(packed + i), true);
+    } else {
+      copy_async(weights + i, packed + i, true);
+    }
+  }
+  __syncthreads();
   stage_rows(tile, problem, input, input.data + n * input.stride[0] + static_cast<index_t>(group) * channels * input.stride[1],
              row_offset, channels, stage);
 

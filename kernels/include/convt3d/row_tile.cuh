@@ -104,6 +104,7 @@ template <class Unit, class SourceUnit>
 __device__ inline void stage_units(const RowTile& tile, const Problem& problem, const View<const scalar_t>& input,
                                    const scalar_t* volume, const index_t* row_offset, int count, accum_t* stage) {
   constexpr int WIDTH = sizeof(Unit) / sizeof(accum_t), UNITS = 4 / WIDTH;
+  constexpr int UNROLL = sizeof(scalar_t) == 2 ? 4 : 1;  // 16-bit types pass through registers: several loads in flight
   const int thread_h = static_cast<int>(threadIdx.x) / tile.threads_w,
             thread_w = static_cast<int>(threadIdx.x) % tile.threads_w;
   if (thread_h >= tile.threads_h) return;
@@ -125,7 +126,7 @@ __device__ inline void stage_units(const RowTile& tile, const Problem& problem, 
       const scalar_t* source = live ? column + offset : input.data;
       const index_t next_channel = live ? input.stride[1] : 0;
       accum_t* copy = row_copy;
-#pragma unroll 1
+#pragma unroll UNROLL
       for (int ci = 0; ci < count; ++ci, copy += plane, source += next_channel) {
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
