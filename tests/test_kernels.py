@@ -97,6 +97,12 @@ GROUPED_TAILS = {
     "taps along w": [f"n1_c4to4_i2x3x16_k3x3x{k}_s2x1x{s}_p1_g{g}" for k in (2, 3, 5, 7, 8, 9) for s in (1, 2) for g in (2, 4)],
     "whole vectors": [f"n1_c4to8_i2x5x64_k3_s1x1x{s}_p1x1x{p}_g4" for s in (1, 2) for p in (0, 1, 2)],
 }
+DEPTHWISE_TAILS = {
+    "quads": [f"n1_c2to4_i1x1x{w}_k1x1x3_s1x1x{s}_p0x0x1_g2" for w in (1, 3, 4, 5, 2047, 2048, 2049, 3073) for s in (1, 2)],
+    "rows": [f"n2_c3to3_i{d}x5x33_k3_s2_p1_op1_g3" for d in (3, 4, 5)],
+    "multiplier": [f"n1_c3to{3 * m}_i2x3x5_k3_s2_p1_g3_bias" for m in (1, 2, 3, 4)],
+    "taps along w": [f"n1_c2to2_i2x3x16_k3x3x{k}_s2x1x{s}_p1_g2" for k in (2, 3, 5, 7, 8, 9) for s in (1, 2)],
+}
 PATCH_TAILS = {
     "voxels": [f"n1_c3to8_i1x1x{w}_k2_s2" for w in (1, 3, 4, 127, 128, 129, 255, 256, 257)],
     "columns": [f"n2_c3to{c}_i1x2x3_k1x2x2_s1x2x2" for c in (1, 31, 32, 33, 63, 65)],
@@ -109,7 +115,7 @@ TAILS = [
     for name, tails in (
         ("fprop_implicit_gemm_simt", SIMT_TAILS),
         ("fprop_grouped", GROUPED_TAILS),
-        ("fprop_depthwise", GROUPED_TAILS),
+        ("fprop_depthwise", DEPTHWISE_TAILS),
         ("fprop_patch", PATCH_TAILS),
     )
     for what, problems_of in tails.items()
