@@ -31,7 +31,7 @@ row_slots = "ceil_div(rows, 2) * 2"
 output_elements = "tile_quads * 4 * stride_w * tile_channels"
 block_bytes = "8 * row_slots + max(itemsize, 4) * (weight_elements + max(in_channels_per_group * rows * pitch, output_elements))"
 [restrictions]
-"in_channels_per_group == 1 and out_channels_per_group <= 4" = "it is for depthwise layers: one input channel a group, a multiplier of at most 4"
+"groups > 1 and in_channels_per_group == 1 and out_channels_per_group <= 4" = "it is for depthwise layers: one input channel a group, a multiplier of at most 4"
 "stride_w in (1, 2) and dilation_w == 1" = "all residues of a row are computed together: it is for stride 1 or 2 and dilation 1 along w"
 "step_d == stride_d and step_h == stride_h and kernel_d >= stride_d and kernel_h >= stride_h" = "every output row must have a tap"
 "block_bytes <= 98 * 1024" = "the input rows of a group's tile must fit the 99 KiB of shared memory that every GPU has"

@@ -68,13 +68,14 @@ shared_bytes = "block_bytes"
 //
 //   output[first + a*lcm] = bias + sum over ci and k of input[origin + (a + k)*spread] * weight[the class's k-th tap from its end]
 //
-// A block owns TILE quads (4 neighbouring a along w) of one such class, counted over d, h and w without regard to rows or planes, so
-// that only the last block has a tail, times channel_warps * THREAD_CHANNELS output channels. Channel by channel of the input it
-// stages every input row the tile needs, halo and zeros included, and the packed weights; all taps then read from shared memory.
-// While one stage is multiplied, cp.async fills the other.
+// A block owns a tile of quads (4 neighbouring a along w) of one such class, counted over d, h and w without regard to rows or
+// planes, so that only the last tile has a tail (see RowTile), times channel_warps * CHANNELS output channels. For a chunk of input
+// channels it stages every input row the tile needs, halo and zeros included, and the packed weights; all taps then read from
+// shared memory. While one stage is multiplied, cp.async fills the other.
 //
-// A thread owns THREAD_QUADS quads x THREAD_CHANNELS channels. For one row of taps it reads 8 inputs of each quad (two 16-byte
-// loads) and, for each tap, the weights, which all lanes share (16-byte broadcasts): 16 loads for 384 multiply-adds at 3 taps.
+// A thread owns THREAD_QUADS quads x CHANNELS channels. For one row of taps it reads 8 inputs of each quad (two 16-byte loads) and,
+// for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds at 3 taps. Twelve warps a
+// multiprocessor leave a thread 168 registers; at 128 the compiler spills.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
