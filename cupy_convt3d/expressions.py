@@ -1,4 +1,4 @@
-"""The arithmetic a kernel's declaration may use for grids, sizes and restrictions: integers, names, min, max, ceil_div."""
+"""The arithmetic a kernel's declaration may use for grids, sizes and restrictions: integers, names, min, max, gcd, ceil_div."""
 
 from __future__ import annotations
 
