@@ -26,10 +26,8 @@ Size = int | Sequence[int]
 # `algorithm="auto"`: the first of these that takes the problem. Tiles reuse what they load, residue classes waste no taps, and the
 # gather kernels take everything. All are deterministic, so results are bit-reproducible unless the user names another kernel.
 PREFERENCE = {
-    "fprop": (
-        *("fprop_depthwise", "fprop_grouped", "fprop_patch", "fprop_implicit_gemm_simt"),
-        *("fprop_tiled", "fprop_residue", "fprop_gather"),
-    ),
+    # NOTE: fprop_depthwise and fprop_grouped go first once their present version has run on a GPU.
+    "fprop": ("fprop_patch", "fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather"),
     "dgrad": ("dgrad_gather",),
     "wgrad": ("wgrad_reduce",),
 }
