@@ -178,6 +178,7 @@ struct alignas(16) Position {
 
 // Positions per row (or rows per plane) of a class: as few as keep what wraps around zero, where the reading output is stored.
 __device__ inline int pitch_of(const AxisClass& axis, int first_q, int input_size) {
+  if (axis.taps == 0) return axis.outputs;
   const int span = (axis.taps - 1) * axis.offset_step, last_offset = axis.first_offset + span;
   const long long inputs_end = static_cast<long long>(input_size) + last_offset - first_q;
   const long long reach = static_cast<long long>(first_q) + axis.outputs - axis.first_offset;
