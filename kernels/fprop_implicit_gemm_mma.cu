@@ -13,15 +13,14 @@ row_halo = "(kernel_w - 1) * dilation_w // stride_w"
 column_halo = "(kernel_h - 1) * dilation_h // stride_h"
 row_pitch = "ceil_div(output_w, stride_w) + row_halo"
 plane_halo = "column_halo * row_pitch + row_halo"
-rows_inside = "1 if plane_halo <= MAX_HALO and kernel_h * kernel_w <= MAX_TAPS else 0"
+rows_inside = "1 if plane_halo <= MAX_HALO else 0"
 run = "tile_voxels + (plane_halo if rows_inside else row_halo)"
 class_positions = "ceil_div(output_d, stride_d) * (ceil_div(output_h, stride_h) + (column_halo if rows_inside else 0)) * row_pitch"
 voxel_tiles = "ceil_div(class_positions, tile_voxels)"
 staged_taps = "min(STAGE_TAPS, kernel_h * kernel_w if rows_inside else kernel_w)"
-shared_bytes = "16 * (operand_parts * (4 * run + STAGES * staged_taps * 2 * tile_channels) + run) + 8 * MAX_TAPS"
+shared_bytes = "16 * (operand_parts * (4 * run + STAGES * staged_taps * 2 * tile_channels) + run)"
 [restrictions]
 "row_halo <= MAX_HALO" = "the taps of a row reach further than MAX_HALO inputs, so the staged tile does not fit in shared memory"
-"kernel_w <= MAX_TAPS" = "a row has more than MAX_TAPS taps, the length of the tap table in shared memory"
 "class_positions <= 1073741824" = "a residue class has more than 2^30 positions, past the 32-bit offsets inside it"
 [workspace]
 packed = "4 * packed_cells"
@@ -69,13 +68,14 @@ shared_bytes = "shared_bytes"
 */
 // Implicit GEMM on tensor cores by mma.sync. A residue class is a dense correlation, and its outputs are numbered so that a tap is
 // one shift of a linear index: rows of `row_pitch` positions, planes of `plane_pitch` rows, long enough that a shift past the end
-// of a row or plane meets zeros (or an output that is not stored). A block owns tile_voxels such positions of one class and
-// N = tile_channels channels of one group. For each depth tap and each chunk of 32 bytes of input channels it
-//   - stages the run of positions that all taps of the plane reach, tile_voxels + halo, once:
-//       inputs  [part][half chunk][position] of 16-byte cells (4 tf32 or 8 16-bit channels), double-buffered;
+// of a row or plane meets zeros (or an output that is not stored). A block owns VOXELS such positions of one class and N output
+// channels of one group. For each depth tap and each chunk of 32 bytes of input channels it
+//   - stages the run of positions that all taps of the plane reach, VOXELS + halo, once:
+//       inputs  [buffer][part][half chunk][position] of 16-byte cells (4 tf32 or 8 16-bit channels), double-buffered;
 //   - streams the packed weights through a ring of STAGES stages of up to STAGE_TAPS taps each:
-//       weights [tap][part][half chunk][N] of the same cells, which are fragments after one ldmatrix;
-//   - for each tap multiplies: 8 warps, each (tile_voxels / 8) x N sums, A from inputs at the tap's shift, B from weights.
+//       weights [stage][tap][part][half chunk][N] of the same cells;
+//   - for each tap multiplies: 8 warps, each VOXELS / 8 x N sums, A from inputs at the tap's shift, B from weights.
+// A cell row is a fragment row for ldmatrix, and a shift by whole cells keeps it aligned and free of bank conflicts.
 // Inputs pass through registers (coalesced loads along w, rounded to TF32, stored as cells); 16-bit channels_last inputs are
 // cells already and are copied by cp.async. tf32x3 splits x into hi + lo and adds hi*hi, hi*lo and lo*hi; the sums of hi*hi leave
 // the tensor cores, which cut off what they add, for fp32 registers after each stage.
@@ -90,13 +90,10 @@ shared_bytes = "shared_bytes"
 #define STAGES 3
 #endif
 #ifndef STAGE_TAPS
-#define STAGE_TAPS 3
+#define STAGE_TAPS 4
 #endif
 #ifndef MAX_HALO
 #define MAX_HALO 384
-#endif
-#ifndef MAX_TAPS
-#define MAX_TAPS 256
 #endif
 
 #if defined(CONVT3D_TF32X3)
@@ -107,7 +104,7 @@ constexpr int PARTS = 1;
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int VOXELS = TILE_VOXELS / PARTS, M_TILES = VOXELS / (16 * WARPS);
 constexpr int CELL = 16 / static_cast<int>(sizeof(scalar_t)), CHUNK = 2 * CELL;  // channels
-constexpr int PREFETCH = 2;  // positions that a thread holds in registers between load and store
+constexpr int PREFETCH = 2, UNIT = PREFETCH * THREADS;  // positions that a thread, a block loads before it stores
 static_assert(M_TILES * 16 * WARPS * PARTS == TILE_VOXELS, "each warp owns whole m16 tiles");
 static_assert(STAGES >= 2, "a stage is filled while another is read");
 
@@ -136,29 +133,42 @@ __device__ inline void make_cells(const Narrow (&x)[8], uint4 (&cells)[PARTS]) {
   cells[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// packed[group][channel tile][chunk][tap][part][half chunk][N]: a thread makes the cells of one (.., tap, .., half chunk, n).
+// Taps of an axis that belong to the classes before this one, classes counted by their first tap.
+__device__ inline int taps_before(const AxisClass& axis, int kernel_size) {
+  return axis.first_tap * (kernel_size / axis.tap_step) + min(axis.first_tap, kernel_size % axis.tap_step);
+}
+
+// Where a class begins in packed[group][channel tile][class][outer tap][chunk][run tap], counted in taps of one chunk.
+__device__ inline int class_start(const AxisClass (&axis)[3], const int (&kernel_size)[3]) {
+  const int w = taps_before(axis[2], kernel_size[2]), h = taps_before(axis[1], kernel_size[1]);
+  return (taps_before(axis[0], kernel_size[0]) * kernel_size[1] + axis[0].taps * h) * kernel_size[2] + axis[0].taps * axis[1].taps * w;
+}
+
+// Each element of packed[..][run tap] is cells [part][half chunk][N]; a thread makes those of one half chunk and n.
 extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_pack(const Problem problem, const View<const scalar_t> weight,
                                                                 uint4* __restrict__ packed, const int tile_channels,
                                                                 const int channel_tiles, const int channel_chunks,
-                                                                const int taps, const long long packed_cells) {
-  const long long index = blockIdx.x * 256LL + threadIdx.x;
-  if (index * PARTS >= packed_cells) return;
-  long long rest = index;  // tap fastest, as the weight has it
-  const int tap = static_cast<int>(rest % taps);
-  rest /= taps;
+                                                                const int rows_inside, const long long packed_cells) {
+  long long rest = blockIdx.x * 256LL + threadIdx.x;
+  if (rest * PARTS >= packed_cells) return;
+  int tap[3];  // fastest, as the weight has it
+  AxisClass axis[3];
+  for (int a = 2; a >= 0; --a) {
+    tap[a] = static_cast<int>(rest % problem.kernel_size[a]);
+    rest /= problem.kernel_size[a];
+    axis[a] = axis_class(problem, a, static_cast<int>(static_cast<long long>(tap[a]) * problem.dilation[a] % problem.stride[a]));
+  }
   const int n = static_cast<int>(rest % tile_channels);
   rest /= tile_channels;
   const int half = static_cast<int>(rest % 2);
   rest /= 2;
   const int chunk = static_cast<int>(rest % channel_chunks);
-  rest /= channel_chunks;
+  rest /= channel_chunks;  // now group * channel_tiles + channel tile
   const int channel_tile = static_cast<int>(rest % channel_tiles), group = static_cast<int>(rest / channel_tiles);
 
   const int channels = problem.in_channels / problem.groups, co = channel_tile * tile_channels + n;
   const int first = chunk * CHUNK + half * CELL;
-  const int kw = tap % problem.kernel_size[2], kh = tap / problem.kernel_size[2] % problem.kernel_size[1],
-            kd = tap / (problem.kernel_size[2] * problem.kernel_size[1]);
-  const scalar_t* source = weight.at(group * channels + first, co, kd, kh, kw);
+  const scalar_t* source = weight.at(group * channels + first, co, tap[0], tap[1], tap[2]);
   scalar_t values[CELL];
   for (int i = 0; i < CELL; ++i) {
     const bool live = co < problem.out_channels / problem.groups && first + i < channels;
@@ -166,8 +176,14 @@ extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_pack(const Problem pr
   }
   uint4 cells[PARTS];
   make_cells(values, cells);
-  const long long slab = ((rest * channel_chunks + chunk) * taps + tap) * PARTS;
-  for (int part = 0; part < PARTS; ++part) packed[((slab + part) * 2 + half) * tile_channels + n] = cells[part];
+
+  const int d = tap[0] / axis[0].tap_step, h = tap[1] / axis[1].tap_step, w = tap[2] / axis[2].tap_step;
+  const int outer = rows_inside ? d : d * axis[1].taps + h, inner = rows_inside ? h * axis[2].taps + w : w;
+  const int run_taps = (rows_inside ? axis[1].taps : 1) * axis[2].taps;
+  const long long taps = static_cast<long long>(problem.kernel_size[0]) * problem.kernel_size[1] * problem.kernel_size[2];
+  const long long slab = (rest * taps + class_start(axis, problem.kernel_size)) * channel_chunks +
+                         (static_cast<long long>(outer) * channel_chunks + chunk) * run_taps + inner;
+  for (int part = 0; part < PARTS; ++part) packed[((slab * PARTS + part) * 2 + half) * tile_channels + n] = cells[part];
 }
 
 // Where a staged position lies in the input: its offset from (depth origin, row origin, 0), and depth and row from there.
@@ -186,6 +202,46 @@ __device__ inline int pitch_of(const AxisClass& axis, int first_q, int input_siz
   return static_cast<int>(min(static_cast<long long>(axis.outputs) + span, shared_zeros));
 }
 
+// What a warp multiplies for one tap.
+template <int N_TILES>
+struct Fragments {
+  unsigned a[PARTS][M_TILES][4], b[PARTS][N_TILES][2];
+
+  // Addresses are those of this lane's rows; `part_bytes` lie between the parts of the inputs. j is an even n8 tile.
+  __device__ void load_inputs(shared_address_t inputs, int part_bytes) {
+#pragma unroll
+    for (int i = 0; i < PARTS * M_TILES; ++i) {
+      ldmatrix_x4(a[i / M_TILES][i % M_TILES], inputs + i / M_TILES * part_bytes + i % M_TILES * 256);
+    }
+  }
+  __device__ void load_weights(shared_address_t weights, int j) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      const shared_address_t row = weights + (part * 2 * N_TILES + j) * 128;
+      if (j + 1 < N_TILES) {
+        unsigned both[4];
+        ldmatrix_x4(both, row);
+        for (int r = 0; r < 4; ++r) b[part][j + r / 2][r % 2] = both[r];
+      } else {
+        ldmatrix_x2(b[part][j], row);
+      }
+    }
+  }
+  __device__ void multiply(float (&high)[M_TILES][N_TILES][4], float (&low)[M_TILES][N_TILES][4], int pair) const {
+#pragma unroll
+    for (int j = pair; j < min(pair + 2, N_TILES); ++j) {
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        if (PARTS == 2) {
+          CONVT3D_MULTIPLY(low[i][j], a[PARTS - 1][i], b[0][j][0], b[0][j][1]);
+          CONVT3D_MULTIPLY(low[i][j], a[0][i], b[PARTS - 1][j][0], b[PARTS - 1][j][1]);
+        }
+        CONVT3D_MULTIPLY(high[i][j], a[0][i], b[0][j][0], b[0][j][1]);
+      }
+    }
+  }
+};
+
 template <int N_TILES>
 __device__ inline void add(float (&sums)[M_TILES][N_TILES][4], const float (&more)[M_TILES][N_TILES][4]) {
   for (int i = 0; i < M_TILES; ++i) {
@@ -195,170 +251,135 @@ __device__ inline void add(float (&sums)[M_TILES][N_TILES][4], const float (&mor
   }
 }
 
-// One warp's products of one tap: `inputs` and `weights` are the addresses of this lane's row for ldmatrix.
-template <int N_TILES>
-__device__ inline void multiply(float (&high)[M_TILES][N_TILES][4], float (&low)[M_TILES][N_TILES][4], shared_address_t inputs,
-                                shared_address_t weights, int run) {
-  unsigned a[PARTS][M_TILES][4];
-  for (int part = 0; part < PARTS; ++part) {
-    for (int i = 0; i < M_TILES; ++i) ldmatrix_x4(a[part][i], inputs + (part * 2 * run + i * 16) * 16);
-  }
-#pragma unroll
-  for (int j = 0; j < N_TILES; j += 2) {
-    unsigned b[PARTS][2][2];
-    for (int part = 0; part < PARTS; ++part) {
-      const shared_address_t row = weights + (part * 2 * N_TILES + j) * 8 * 16;
-      if (j + 1 < N_TILES) {
-        unsigned both[4];
-        ldmatrix_x4(both, row);
-        for (int r = 0; r < 4; ++r) b[part][r / 2][r % 2] = both[r];
-      } else {
-        ldmatrix_x2(b[part][0], row);
-      }
-    }
-    for (int k = 0; k < 2 && j + k < N_TILES; ++k) {
-      for (int i = 0; i < M_TILES; ++i) {
-        if (PARTS == 2) {
-          CONVT3D_MULTIPLY(low[i][j + k], a[PARTS - 1][i], b[0][k][0], b[0][k][1]);
-          CONVT3D_MULTIPLY(low[i][j + k], a[0][i], b[PARTS - 1][k][0], b[PARTS - 1][k][1]);
-        }
-        CONVT3D_MULTIPLY(high[i][j + k], a[0][i], b[0][k][0], b[0][k][1]);
-      }
-    }
-  }
-}
-
-// A place in the sequence of stages: depth taps (with rows outside the run: depth and row taps), chunks, taps of the run.
-struct Cursor {
-  int outer, chunk, tap;
-};
-
 template <int N>
 __device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input, const uint4* __restrict__ packed,
                                 const scalar_t* __restrict__ bias, const View<scalar_t>& output, int voxel_tiles,
                                 int channel_tiles, int run, int staged_taps, bool rows_inside) {
+  if (PARTS == 2 && N == 64) return;  // never launched: three sums for each output would not fit in registers
   constexpr int N_TILES = N / 8;
   constexpr int TAP_CELLS = PARTS * 2 * N;
+  constexpr bool AHEAD = PARTS == 1 && N <= 48;  // fragments of the next tap are loaded while this one's multiply
   extern __shared__ uint4 shared[];
-  uint4* const inputs = shared;                                // [2][PARTS][2][run]
-  uint4* const weights = inputs + 2 * PARTS * 2 * run;         // [STAGES][staged_taps][TAP_CELLS]
+  uint4* const inputs = shared;                         // [2][PARTS][2][run]
+  uint4* const weights = inputs + 2 * PARTS * 2 * run;  // [STAGES][staged_taps][TAP_CELLS]
   Position* const positions = reinterpret_cast<Position*>(weights + STAGES * staged_taps * TAP_CELLS);  // [run]
-  int2* const taps = reinterpret_cast<int2*>(positions + run);                                          // shift, index in weight
+  __shared__ AxisClass axis[3];
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
 
   // blockIdx.x = (((n * groups + group) * voxel_tiles + voxel tile) * residues + residue) * channel_tiles + channel tile:
   // the classes of a voxel tile run side by side and share what they read and the memory sectors they write.
   unsigned block = blockIdx.x;
   const int channel_tile = static_cast<int>(block % channel_tiles);
   block /= channel_tiles;
-  AxisClass axis[3];
-  int first_q[3];
+  int residue[3];
   for (int a = 2; a >= 0; --a) {
-    axis[a] = axis_class(problem, a, static_cast<int>(block % problem.stride[a]));
-    first_q[a] = (axis[a].first_output + problem.padding[a]) / problem.stride[a];
+    residue[a] = static_cast<int>(block % problem.stride[a]);
     block /= problem.stride[a];
   }
   const int first_position = static_cast<int>(block % voxel_tiles) * VOXELS;
   block /= voxel_tiles;
   const int group = static_cast<int>(block % problem.groups), n = static_cast<int>(block / problem.groups);
+  for (int a = 0; a < 3; ++a) {  // a thread an axis: the divisions take long
+    if (thread == a * 32) axis[a] = axis_class(problem, a, residue[a]);
+  }
+  __syncthreads();
+  int first_q[3];
+  for (int a = 0; a < 3; ++a) first_q[a] = (axis[a].first_output + problem.padding[a]) / problem.stride[a];
   const int row_pitch = pitch_of(axis[2], first_q[2], problem.input_size[2]);
   const int plane_pitch = rows_inside ? pitch_of(axis[1], first_q[1], problem.input_size[1]) : axis[1].outputs;
-  if (axis[1].outputs == 0 || axis[2].outputs == 0 || first_position >= axis[0].outputs * plane_pitch * row_pitch) return;
+  const int class_positions = axis[0].outputs * plane_pitch * row_pitch;
+  if (axis[1].outputs == 0 || axis[2].outputs == 0 || first_position >= class_positions) return;
 
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int chunks = (channels + CHUNK - 1) / CHUNK, kernel_taps = problem.kernel_size[1] * problem.kernel_size[2];
-  const int run_taps = (rows_inside ? axis[1].taps : 1) * axis[2].taps;
-  const int outers = axis[0].taps * (rows_inside ? 1 : axis[1].taps);
-  const bool has_taps = axis[0].taps * axis[1].taps * axis[2].taps != 0;
-  const int class_positions = axis[0].outputs * plane_pitch * row_pitch;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int run_rows = rows_inside ? axis[1].taps : 1, run_taps = run_rows * axis[2].taps;
+  const int taps = axis[0].taps * axis[1].taps * axis[2].taps;
+  const int chunks = taps == 0 ? 0 : (channels + CHUNK - 1) / CHUNK * (taps / run_taps);
+  const int row_span = (axis[2].taps - 1) * axis[2].offset_step;
+  const int last_shift = (run_rows - 1) * axis[1].offset_step * row_pitch + row_span;  // the first tap's
+  const int staged = VOXELS + last_shift;
 
-  // The tables: where each staged position is in the input, and each tap's shift. Depth (and row) origins come with the outer tap.
-  const int last_w = axis[2].first_offset + (axis[2].taps - 1) * axis[2].offset_step;
-  for (int i = thread; i < run && has_taps; i += THREADS) {
-    const int position = first_position + i, row = position / row_pitch, w = first_q[2] - last_w + position % row_pitch;
-    Position entry;
-    entry.depth = row / plane_pitch;
-    entry.row = row % plane_pitch;
-    entry.offset = entry.depth * input.stride[2] + entry.row * input.stride[3] + w * input.stride[4];
-    if (w < 0 || w >= problem.input_size[2]) entry.depth = -(1 << 30);  // outside whatever the origin
-    positions[i] = entry;
-  }
-  for (int i = thread; i < run_taps && has_taps; i += THREADS) {
-    const int h = i / axis[2].taps, w = i % axis[2].taps;
-    const int rows_before = rows_inside ? (axis[1].taps - 1 - h) * axis[1].offset_step : 0;
-    taps[i] = {rows_before * row_pitch + (axis[2].taps - 1 - w) * axis[2].offset_step,
-               (rows_inside ? axis[1].first_tap + h * axis[1].tap_step : 0) * problem.kernel_size[2] + axis[2].first_tap +
-                   w * axis[2].tap_step};
+  if (chunks != 0) {
+    for (int i = thread; i < staged; i += THREADS) {
+      const int position = first_position + i, row = position / row_pitch;
+      const int w = first_q[2] - axis[2].first_offset - row_span + position % row_pitch;
+      Position entry;
+      entry.depth = row / plane_pitch;
+      entry.row = row % plane_pitch;
+      entry.offset = entry.depth * input.stride[2] + entry.row * input.stride[3] + w * input.stride[4];
+      if (w < 0 || w >= problem.input_size[2]) entry.depth = -(1 << 30);  // outside whatever the origin
+      positions[i] = entry;
+    }
   }
 
   float sums[M_TILES][N_TILES][4], low[M_TILES][N_TILES][4] = {};
   for (int j = 0; j < N_TILES; ++j) {
-    for (int e = 0; e < 4; ++e) {
-      const int co = channel_tile * N + j * 8 + lane % 4 * 2 + e % 2;
+    for (int e = 0; e < 2; ++e) {
+      const int co = channel_tile * N + j * 8 + lane % 4 * 2 + e;
       const bool has_bias = bias != nullptr && co < out_channels;
       const float start = has_bias ? to_accum(bias[group * out_channels + co]) : 0.0f;
-      for (int i = 0; i < M_TILES; ++i) sums[i][j][e] = start;
+      for (int i = 0; i < M_TILES; ++i) sums[i][j][e] = sums[i][j][2 + e] = start;
     }
   }
 
-  const bool vector_cells = input.stride[1] == 1 && channels % CELL == 0 &&
-                            (reinterpret_cast<unsigned long long>(input.data) | input.stride[0] * sizeof(scalar_t) |
-                             input.stride[2] * sizeof(scalar_t) | input.stride[3] * sizeof(scalar_t) |
-                             input.stride[4] * sizeof(scalar_t)) % 16 == 0;
-  const bool copied = vector_cells && sizeof(scalar_t) == 2;
-  const int units = (run + PREFETCH * THREADS - 1) / (PREFETCH * THREADS);
-  scalar_t staged[PREFETCH][2][CELL];
+  // The chunk whose inputs are loaded: its channel 0 at the origin, and where that is.
+  int tap_d = 0, tap_h = 0, first_channel = 0, depth = 0, row = 0;
+  const scalar_t* origin = nullptr;
+  const auto enter_chunk = [&] {
+    const int rows_before = rows_inside ? (run_rows - 1) * axis[1].offset_step : tap_h * axis[1].offset_step;
+    depth = first_q[0] - axis[0].first_offset - tap_d * axis[0].offset_step;
+    row = first_q[1] - axis[1].first_offset - rows_before;
+    origin = input.at(n, group * channels + first_channel, depth, row, 0);
+  };
+  const auto next_chunk = [&] {
+    first_channel += CHUNK;
+    origin += CHUNK * input.stride[1];
+    if (first_channel < channels) return;
+    first_channel = 0;
+    if (rows_inside || ++tap_h == axis[1].taps) {
+      tap_h = 0;
+      ++tap_d;
+    }
+    enter_chunk();
+  };
+  const auto locate = [&](int i, const scalar_t*& source) {  // false: outside the input
+    const Position entry = positions[min(i, staged - 1)];
+    source = origin + entry.offset;
+    return i < staged && static_cast<unsigned>(entry.depth) + depth < static_cast<unsigned>(problem.input_size[0]) &&
+           static_cast<unsigned>(entry.row) + row < static_cast<unsigned>(problem.input_size[1]);
+  };
+  const unsigned long long alignment = reinterpret_cast<unsigned long long>(input.data) |
+                                       (input.stride[0] | input.stride[2] | input.stride[3] | input.stride[4]) * sizeof(scalar_t);
+  const bool in_cells = input.stride[1] == 1 && channels % CELL == 0 && alignment % 16 == 0;
+  const bool copied = in_cells && sizeof(scalar_t) == 2;
 
-  struct Origin {
-    const scalar_t* data;
-    int depth, row, channels;
-  };
-  const auto origin_of = [&](const Cursor& at) {
-    const int tap_d = rows_inside ? at.outer : at.outer / axis[1].taps, tap_h = rows_inside ? axis[1].taps - 1 : at.outer % axis[1].taps;
-    Origin origin;
-    origin.depth = first_q[0] - axis[0].first_offset - tap_d * axis[0].offset_step;
-    origin.row = first_q[1] - axis[1].first_offset - tap_h * axis[1].offset_step;
-    origin.channels = channels - at.chunk * CHUNK;
-    origin.data = input.at(n, group * channels + at.chunk * CHUNK, origin.depth, origin.row, 0);
-    return origin;
-  };
-  const auto find = [&](const Origin& origin, int i, const scalar_t*& source) {
-    if (i >= run) return false;
-    const Position entry = positions[i];
-    source = origin.data + entry.offset;
-    return static_cast<unsigned>(entry.depth) + origin.depth < static_cast<unsigned>(problem.input_size[0]) &&
-           static_cast<unsigned>(entry.row) + origin.row < static_cast<unsigned>(problem.input_size[1]);
-  };
-  const auto copy_inputs = [&](const Cursor& at, int buffer) {
-    const Origin origin = origin_of(at);
-    for (int i = thread; i < run; i += THREADS) {
-      const scalar_t* source = input.data;
-      const bool live = find(origin, i, source);
+  const auto copy_inputs = [&](int buffer) {
+    for (int i = thread; i < staged; i += THREADS) {
+      const scalar_t* source;
+      const bool live = locate(i, source);
       for (int half = 0; half < 2; ++half) {
-        const bool whole = live && half * CELL < origin.channels;
-        cp_async<16>(shared_address(inputs + (buffer * PARTS * 2 + half) * run + i), whole ? source + half * CELL : input.data,
+        const bool whole = live && first_channel + half * CELL < channels;
+        cp_async<16>(shared_address(inputs + (buffer * 2 + half) * run + i), whole ? source + half * CELL : input.data,
                      whole ? 16 : 0);
       }
     }
   };
-  const auto load_inputs = [&](const Cursor& at, int unit) {
-    const Origin origin = origin_of(at);
+  scalar_t held[PREFETCH][2][CELL];
+  const auto load_inputs = [&](int unit) {
 #pragma unroll
     for (int j = 0; j < PREFETCH; ++j) {
-      const scalar_t* source = nullptr;
-      const bool live = find(origin, (unit * PREFETCH + j) * THREADS + thread, source);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (sizeof(scalar_t) == 4 && vector_cells) {
-          const bool whole = live && half * CELL < origin.channels;
+      const scalar_t* source;
+      const bool live = locate(unit * UNIT + j * THREADS + thread, source);
+      if (sizeof(scalar_t) == 4 && in_cells) {
+        for (int half = 0; half < 2; ++half) {
+          const bool whole = live && first_channel + half * CELL < channels;
           const uint4 cell = whole ? *reinterpret_cast<const uint4*>(source + half * CELL) : uint4();
-          memcpy(staged[j][half], &cell, 16);
-        } else {
+          memcpy(held[j][half], &cell, 16);
+        }
+      } else {
+        const int live_channels = live ? channels - first_channel : 0;
 #pragma unroll
-          for (int c = 0; c < CELL; ++c) {
-            const bool whole = live && half * CELL + c < origin.channels;
-            staged[j][half][c] = whole ? source[(half * CELL + c) * input.stride[1]] : scalar_t();
-          }
+        for (int c = 0; c < CHUNK; ++c, source += input.stride[1]) {
+          held[j][c / CELL][c % CELL] = c < live_channels ? *source : scalar_t();
         }
       }
     }
@@ -366,121 +387,132 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   const auto store_inputs = [&](int unit, int buffer) {
 #pragma unroll
     for (int j = 0; j < PREFETCH; ++j) {
-      const int i = (unit * PREFETCH + j) * THREADS + thread;
+      const int i = unit * UNIT + j * THREADS + thread;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint4 cells[PARTS];
-        make_cells(staged[j][half], cells);
-        if (i < run) {
-          for (int part = 0; part < PARTS; ++part) inputs[((buffer * PARTS + part) * 2 + half) * run + i] = cells[part];
+        make_cells(held[j][half], cells);
+        for (int part = 0; part < PARTS; ++part) {
+          if (i < staged) inputs[((buffer * PARTS + part) * 2 + half) * run + i] = cells[part];
         }
       }
     }
   };
 
-  const long long group_slab = static_cast<long long>(group * channel_tiles + channel_tile) * chunks;
-  const auto copy_weights = [&](const Cursor& at, int stage) {
-    const int tap_d = rows_inside ? at.outer : at.outer / axis[1].taps, tap_h = rows_inside ? 0 : at.outer % axis[1].taps;
-    const int plane = (axis[0].first_tap + tap_d * axis[0].tap_step) * kernel_taps +
-                      (rows_inside ? 0 : (axis[1].first_tap + tap_h * axis[1].tap_step) * problem.kernel_size[2]);
-    const uint4* source = packed + ((group_slab + at.chunk) * problem.kernel_size[0] * kernel_taps + plane) * TAP_CELLS;
-    const int cells = min(staged_taps, run_taps - at.tap) * TAP_CELLS;
-    const shared_address_t target = shared_address(weights + stage * staged_taps * TAP_CELLS);
-    for (int i = thread; i < cells; i += THREADS) {
-      cp_async<16>(target + i * 16, source + taps[at.tap + i / TAP_CELLS].y * TAP_CELLS + i % TAP_CELLS);
+  // The weights of a class are one stream; a stage holds the next `taps_a_stage` taps of it, fewer at the end of a chunk.
+  const int units = (staged + UNIT - 1) / UNIT;
+  const int least_stages = max((run_taps + staged_taps - 1) / staged_taps, min(units, run_taps));
+  const int taps_a_stage = chunks == 0 ? 0 : (run_taps + least_stages - 1) / least_stages;
+  const int stages_a_chunk = chunks == 0 ? 0 : (run_taps + taps_a_stage - 1) / taps_a_stage;
+  const int last_taps = run_taps - (stages_a_chunk - 1) * taps_a_stage;
+  const long long kernel_taps = static_cast<long long>(problem.kernel_size[0]) * problem.kernel_size[1] * problem.kernel_size[2];
+  const uint4* stream = packed + ((group * channel_tiles + channel_tile) * kernel_taps + class_start(axis, problem.kernel_size)) *
+                                     ((channels + CHUNK - 1) / CHUNK) * TAP_CELLS + thread;
+  const shared_address_t filling = shared_address(weights + thread);
+  const int stage_bytes = staged_taps * TAP_CELLS * 16;
+  int stages_left = chunks * stages_a_chunk, stage_of_chunk = 0;  // of the stream
+  const auto copy_weights = [&](int stage) {
+    if (stages_left > 0) {
+      const bool last = ++stage_of_chunk == stages_a_chunk;
+      const int cells = (last ? last_taps : taps_a_stage) * TAP_CELLS;
+#pragma unroll
+      for (int i = 0; i < STAGE_TAPS * TAP_CELLS; i += THREADS) {
+        if (thread + i < cells) cp_async<16>(filling + stage * stage_bytes + i * 16, stream + i);
+      }
+      stream += cells;
+      stage_of_chunk = last ? 0 : stage_of_chunk;
+      --stages_left;
     }
-  };
-  const auto advance = [&](Cursor& at) {
-    at.tap += staged_taps;
-    if (at.tap < run_taps) return;
-    at.tap = 0;
-    if (++at.chunk < chunks) return;
-    at.chunk = 0;
-    ++at.outer;
+    cp_async_commit();
   };
 
-  const int warp_position = first_position + warp * M_TILES * 16;
-  const bool idle = warp_position >= class_positions;
-  const shared_address_t lane_inputs =
-      shared_address(inputs) + ((lane / 16) * run + warp * M_TILES * 16 + lane % 16) * 16;
-  const shared_address_t lane_weights = shared_address(weights) + ((lane / 8 % 2) * N + lane / 16 * 8 + lane % 8) * 16;
-  const int steps_per_chunk = has_taps ? (run_taps + staged_taps - 1) / staged_taps : 0;
-  const int interval = max(1, run_taps / units);
-  const bool early_wait = copied && steps_per_chunk < STAGES - 1;
+  const bool idle = first_position + warp * M_TILES * 16 >= class_positions;
+  const shared_address_t lane_inputs = shared_address(inputs) + (lane / 16 * run + warp * M_TILES * 16 + lane % 16) * 16;
+  const shared_address_t lane_weights = shared_address(weights) + (lane / 8 % 2 * N + lane / 16 * 8 + lane % 8) * 16;
+  const int part_bytes = 2 * run * 16;
+  const bool wait_for_inputs = copied && stages_a_chunk < STAGES - 1;
 
-  __syncthreads();  // the tables are written
-  Cursor ahead{0, 0, 0}, next_chunk{0, 0, 0};
-  if (has_taps) {
+  __syncthreads();  // the positions are written
+  if (chunks != 0) {
+    enter_chunk();
     if (copied) {
-      copy_inputs(next_chunk, 0);
+      copy_inputs(0);
     } else {
       for (int unit = 0; unit < units; ++unit) {
-        load_inputs(next_chunk, unit);
+        load_inputs(unit);
         store_inputs(unit, 0);
       }
     }
-    for (int stage = 0; stage < STAGES - 1; ++stage) {
-      if (ahead.outer < outers) {
-        copy_weights(ahead, stage);
-        advance(ahead);
-      }
-      cp_async_commit();
-    }
+    for (int stage = 0; stage < STAGES - 1; ++stage) copy_weights(stage);
   }
 
-  int stage = 0;
-  const int all_chunks = has_taps ? outers * chunks : 0;
-  for (int chunk = 0; chunk < all_chunks; ++chunk) {
+  int stage = 0, filled = STAGES - 1;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
     const int buffer = chunk % 2;
-    if (++next_chunk.chunk == chunks) {
-      next_chunk.chunk = 0;
-      ++next_chunk.outer;
-    }
-    const bool has_next = chunk + 1 < all_chunks;
-    int loaded = 0;  // units of the next chunk; the last one may still be in registers
-    bool held = false;
-    for (int first_tap = 0; first_tap < run_taps; first_tap += staged_taps) {
-      if (first_tap == 0 && early_wait) {
+    const bool has_next = chunk + 1 < chunks;
+    if (has_next) next_chunk();
+    int shift = last_shift * 16, taps_of_row = 0, unit = 0;
+    for (int s = 0; s < stages_a_chunk; ++s) {
+      if (s == 0 && wait_for_inputs) {
         cp_async_wait<0>();
       } else {
         cp_async_wait<STAGES - 2>();
       }
       __syncthreads();  // this stage has landed for all, and the one before has been read by all
-      if (first_tap == 0 && has_next && copied) copy_inputs(next_chunk, 1 - buffer);
-      const int filled = stage == 0 ? STAGES - 1 : stage - 1;
-      if (ahead.outer < outers) {
-        copy_weights(ahead, filled);
-        advance(ahead);
-      }
-      cp_async_commit();
+      if (s == 0 && has_next && copied) copy_inputs(1 - buffer);
+      copy_weights(filled);
+      const bool loads = has_next && !copied && unit < units;
+      if (loads) load_inputs(unit);
 
-      float high[M_TILES][N_TILES][4] = {};
-      const int stop = min(first_tap + staged_taps, run_taps);
-      shared_address_t tap_weights = lane_weights + stage * staged_taps * TAP_CELLS * 16;
-      for (int tap = first_tap; tap < stop; ++tap, tap_weights += TAP_CELLS * 16) {
-        if (has_next && !copied && tap % interval == 0) {
-          if (held) store_inputs(loaded - 1, 1 - buffer);
-          held = loaded < units;
-          if (held) load_inputs(next_chunk, loaded++);
+      const int stage_taps = s + 1 == stages_a_chunk ? last_taps : taps_a_stage;
+      const shared_address_t tap_inputs = lane_inputs + buffer * PARTS * part_bytes;
+      const shared_address_t tap_weights = lane_weights + stage * stage_bytes;
+      const auto next_shift = [&] {
+        shift -= axis[2].offset_step * 16;
+        if (++taps_of_row == axis[2].taps) {
+          taps_of_row = 0;
+          shift += (axis[2].taps * axis[2].offset_step - axis[1].offset_step * row_pitch) * 16;
         }
-        const shared_address_t tap_inputs = lane_inputs + (buffer * PARTS * 2 * run + taps[tap].x) * 16;
-        if (!idle) multiply(PARTS == 1 ? sums : high, low, tap_inputs, tap_weights, run);
+      };
+      if (!idle) {
+        float high[M_TILES][N_TILES][4] = {};
+        Fragments<N_TILES> fragments[AHEAD ? 2 : 1];
+        const auto load = [&](Fragments<N_TILES>& of, int tap) {
+          of.load_inputs(tap_inputs + shift, part_bytes);
+#pragma unroll
+          for (int j = 0; j < N_TILES && AHEAD; j += 2) of.load_weights(tap_weights + tap * TAP_CELLS * 16, j);
+          next_shift();
+        };
+        if (AHEAD) load(fragments[0], 0);
+#pragma unroll
+        for (int tap = 0; tap < STAGE_TAPS; ++tap) {
+          if (tap >= stage_taps) break;
+          Fragments<N_TILES>& now = fragments[AHEAD ? tap % 2 : 0];
+          if (!AHEAD) load(now, tap);
+          if (AHEAD && tap + 1 < stage_taps) load(fragments[AHEAD ? (tap + 1) % 2 : 0], tap + 1);
+#pragma unroll
+          for (int j = 0; j < N_TILES; j += 2) {
+            if (!AHEAD) now.load_weights(tap_weights + tap * TAP_CELLS * 16, j);
+            now.multiply(PARTS == 1 ? sums : high, low, j);
+          }
+        }
+        if (PARTS == 2) add(sums, high);
       }
-      if (PARTS == 2) add(sums, high);
+      if (loads) store_inputs(unit++, 1 - buffer);
       stage = stage == STAGES - 1 ? 0 : stage + 1;
+      filled = filled == STAGES - 1 ? 0 : filled + 1;
     }
-    if (held) store_inputs(loaded - 1, 1 - buffer);
-    for (; has_next && !copied && loaded < units; ++loaded) {
-      load_inputs(next_chunk, loaded);
-      store_inputs(loaded, 1 - buffer);
+    for (; has_next && !copied && unit < units; ++unit) {  // more units than stages
+      load_inputs(unit);
+      store_inputs(unit, 1 - buffer);
     }
   }
   if (PARTS == 2) add(sums, low);
 
 #pragma unroll
   for (int i = 0; i < M_TILES * 2; ++i) {
-    const int position = warp_position + i * 8 + lane / 4;
-    const int row = position / row_pitch, w = position % row_pitch, h = row % plane_pitch, d = row / plane_pitch;
+    const int position = first_position + warp * M_TILES * 16 + i * 8 + lane / 4;
+    const int line = position / row_pitch, w = position % row_pitch, h = line % plane_pitch, d = line / plane_pitch;
     if (w >= axis[2].outputs || h >= axis[1].outputs || d >= axis[0].outputs) continue;
     const int first_co = channel_tile * N + lane % 4 * 2;
     scalar_t* y = output.at(n, group * out_channels + first_co, axis[0].first_output + d * problem.stride[0],
