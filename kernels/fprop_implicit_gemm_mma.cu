@@ -9,6 +9,7 @@ tile_channels = "narrow_tile if out_channels_per_group <= 48 else widest_tile"
 channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
 channel_chunks = "ceil_div(in_channels_per_group, 32 // itemsize)"
 packed_cells = "groups * channel_tiles * channel_chunks * taps * operand_parts * 2 * tile_channels"
+input_cell_count = "batch * groups * channel_chunks * operand_parts * 2 * input_voxels"
 row_halo = "(kernel_w - 1) * dilation_w // stride_w"
 column_halo = "(kernel_h - 1) * dilation_h // stride_h"
 row_pitch = "ceil_div(output_w, stride_w) + row_halo"
@@ -18,16 +19,21 @@ run = "tile_voxels + (plane_halo if rows_inside else row_halo)"
 class_positions = "ceil_div(output_d, stride_d) * (ceil_div(output_h, stride_h) + (column_halo if rows_inside else 0)) * row_pitch"
 voxel_tiles = "ceil_div(class_positions, tile_voxels)"
 staged_taps = "min(STAGE_TAPS, kernel_h * kernel_w if rows_inside else kernel_w)"
-shared_bytes = "16 * (operand_parts * (4 * run + STAGES * staged_taps * 2 * tile_channels) + run)"
+shared_bytes = "16 * (operand_parts * (CHUNK_STAGES * 2 * run + STAGES * staged_taps * 2 * tile_channels) + run)"
 [restrictions]
 "row_halo <= MAX_HALO" = "the taps of a row reach further than MAX_HALO inputs, so the staged tile does not fit in shared memory"
 "class_positions <= 1073741824" = "a residue class has more than 2^30 positions, past the 32-bit offsets inside it"
 [workspace]
 packed = "4 * packed_cells"
+input_cells = "4 * input_cell_count"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_mma_pack"
 packs = "packed"
 grid = "ceil_div(packed_cells, 256)"
+block = 256
+[[launch]]
+symbol = "convt3d_fprop_implicit_gemm_mma_cells"
+grid = "ceil_div(batch * groups * channel_chunks * input_voxels, 256)"
 block = 256
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_mma_8"
@@ -66,19 +72,21 @@ grid = "batch * groups * voxel_tiles * residues * channel_tiles"
 block = 256
 shared_bytes = "shared_bytes"
 */
-// Implicit GEMM on tensor cores by mma.sync. A residue class is a dense correlation, and its outputs are numbered so that a tap is
-// one shift of a linear index: rows of `row_pitch` positions, planes of `plane_pitch` rows, long enough that a shift past the end
-// of a row or plane meets zeros (or an output that is not stored). A block owns VOXELS such positions of one class and N output
-// channels of one group. For each depth tap and each chunk of 32 bytes of input channels it
-//   - stages the run of positions that all taps of the plane reach, VOXELS + halo, once:
-//       inputs  [buffer][part][half chunk][position] of 16-byte cells (4 tf32 or 8 16-bit channels), double-buffered;
-//   - streams the packed weights through a ring of STAGES stages of up to STAGE_TAPS taps each:
-//       weights [stage][tap][part][half chunk][N] of the same cells;
+// Implicit GEMM on tensor cores by mma.sync, in three launches. Two bring the operands into cells, 16 bytes that hold 4 tf32 or 8
+// 16-bit input channels of one voxel or one weight: rounded to TF32 once, and for tf32x3 split into hi and lo parts.
+//
+// A residue class is a dense correlation, and its outputs are numbered so that a tap is one shift of a linear index: rows of
+// `row_pitch` positions, planes of `plane_pitch` rows, long enough that a shift past the end of a row or plane meets zeros (or an
+// output that is not stored). A block owns VOXELS such positions of one class and N output channels of one group. For each depth
+// tap and each chunk of two cells of input channels it
+//   - stages the run of positions that all taps of the plane reach, VOXELS + halo, once, in a ring of CHUNK_STAGES:
+//       inputs  [stage][part][half chunk][position];
+//   - streams the weights through a ring of STAGES stages of up to STAGE_TAPS taps each:
+//       weights [stage][tap][part][half chunk][N];
 //   - for each tap multiplies: 8 warps, each VOXELS / 8 x N sums, A from inputs at the tap's shift, B from weights.
-// A cell row is a fragment row for ldmatrix, and a shift by whole cells keeps it aligned and free of bank conflicts.
-// Inputs pass through registers (coalesced loads along w, rounded to TF32, stored as cells); 16-bit channels_last inputs are
-// cells already and are copied by cp.async. tf32x3 splits x into hi + lo and adds hi*hi, hi*lo and lo*hi; the sums of hi*hi leave
-// the tensor cores, which cut off what they add, for fp32 registers after each stage.
+// A cell is a fragment row for ldmatrix, and a shift by whole cells keeps it aligned and free of bank conflicts. All copies are
+// cp.async. tf32x3 adds hi*hi, hi*lo and lo*hi; the sums of hi*hi leave the tensor cores, which cut off what they add, for fp32
+// registers after each stage.
 #include "convt3d.cuh"
 
 #include "convt3d/mma.cuh"
@@ -92,6 +100,9 @@ shared_bytes = "shared_bytes"
 #ifndef STAGE_TAPS
 #define STAGE_TAPS 4
 #endif
+#ifndef CHUNK_STAGES
+#define CHUNK_STAGES 3
+#endif
 #ifndef MAX_HALO
 #define MAX_HALO 384
 #endif
@@ -104,9 +115,8 @@ constexpr int PARTS = 1;
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int VOXELS = TILE_VOXELS / PARTS, M_TILES = VOXELS / (16 * WARPS);
 constexpr int CELL = 16 / static_cast<int>(sizeof(scalar_t)), CHUNK = 2 * CELL;  // channels
-constexpr int PREFETCH = 2, UNIT = PREFETCH * THREADS;  // positions that a thread, a block loads before it stores
 static_assert(M_TILES * 16 * WARPS * PARTS == TILE_VOXELS, "each warp owns whole m16 tiles");
-static_assert(STAGES >= 2, "a stage is filled while another is read");
+static_assert(STAGES >= 2 && CHUNK_STAGES >= STAGES, "what is read next was copied STAGES - 1 stages ago or earlier");
 
 #if defined(CONVT3D_BF16)
 #define CONVT3D_MULTIPLY mma_bf16
@@ -131,6 +141,43 @@ __device__ inline void make_cells(const Narrow (&x)[8], uint4 (&cells)[PARTS]) {
   unsigned pairs[4];
   for (int i = 0; i < 4; ++i) pairs[i] = x[2 * i].bits | static_cast<unsigned>(x[2 * i + 1].bits) << 16;
   cells[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+// Whether the input's channels are cells already: 16-bit, channels last, whole chunks, aligned.
+__device__ inline bool has_cells(const View<const scalar_t>& input, int channels) {
+  const unsigned long long alignment = reinterpret_cast<unsigned long long>(input.data) |
+                                       (input.stride[0] | input.stride[2] | input.stride[3] | input.stride[4]) * sizeof(scalar_t);
+  return sizeof(scalar_t) == 2 && input.stride[1] == 1 && channels % CHUNK == 0 && alignment % 16 == 0;
+}
+
+// input_cells[n][group][chunk][part][half chunk][voxel]: a thread makes the cells of one chunk and voxel.
+extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_cells(const Problem problem, const View<const scalar_t> input,
+                                                                 uint4* __restrict__ input_cells, const int channel_chunks,
+                                                                 const long long input_voxels) {
+  const int channels = problem.in_channels / problem.groups;
+  if (has_cells(input, channels)) return;
+  const long long index = blockIdx.x * 256LL + threadIdx.x, slab = index / input_voxels, voxel = index % input_voxels;
+  if (slab >= static_cast<long long>(problem.batch) * problem.groups * channel_chunks) return;
+  const int chunk = static_cast<int>(slab % channel_chunks), n = static_cast<int>(slab / channel_chunks / problem.groups),
+            group = static_cast<int>(slab / channel_chunks % problem.groups);
+  const scalar_t* source = input.at(n, group * channels + chunk * CHUNK, 0, 0, 0);
+  const bool dense = input.stride[4] == 1 && input.stride[3] == problem.input_size[2] &&
+                     input.stride[2] == static_cast<long long>(problem.input_size[1]) * problem.input_size[2];
+  if (dense) {
+    source += voxel;
+  } else {
+    const Voxel at = voxel_at(voxel, 1, problem.input_size);
+    source += at.d * input.stride[2] + at.h * input.stride[3] + at.w * input.stride[4];
+  }
+  scalar_t values[2][CELL];
+  for (int c = 0; c < CHUNK; ++c) {
+    values[c / CELL][c % CELL] = chunk * CHUNK + c < channels ? source[c * input.stride[1]] : scalar_t();
+  }
+  for (int half = 0; half < 2; ++half) {
+    uint4 cells[PARTS];
+    make_cells(values[half], cells);
+    for (int part = 0; part < PARTS; ++part) input_cells[((slab * PARTS + part) * 2 + half) * input_voxels + voxel] = cells[part];
+  }
 }
 
 // Taps of an axis that belong to the classes before this one, classes counted by their first tap.
@@ -186,7 +233,7 @@ extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_pack(const Problem pr
   for (int part = 0; part < PARTS; ++part) packed[((slab * PARTS + part) * 2 + half) * tile_channels + n] = cells[part];
 }
 
-// Where a staged position lies in the input: its offset from (depth origin, row origin, 0), and depth and row from there.
+// Where a staged position lies in the input: its bytes from (depth origin, row origin, 0), and depth and row from there.
 struct alignas(16) Position {
   long long offset;
   int depth, row;
@@ -251,17 +298,26 @@ __device__ inline void add(float (&sums)[M_TILES][N_TILES][4], const float (&mor
   }
 }
 
+// What a block of N channels keeps in registers decides how many blocks share a multiprocessor, and whether the fragments of
+// the next tap are loaded while this one's multiply.
+__device__ constexpr int sums_of(int n) { return M_TILES * (n / 8) * 4 * (PARTS == 2 ? 3 : 1); }
+__device__ constexpr int blocks_of(int n) { return sums_of(n) <= 64 ? 2 : 1; }
+__device__ constexpr bool loads_ahead(int n) {
+  return PARTS == 1 && sums_of(n) + 2 * (M_TILES * 4 + n / 8 * 2) <= (blocks_of(n) == 2 ? 96 : 200);
+}
+
 template <int N>
-__device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input, const uint4* __restrict__ packed,
-                                const scalar_t* __restrict__ bias, const View<scalar_t>& output, int voxel_tiles,
-                                int channel_tiles, int run, int staged_taps, bool rows_inside) {
+__device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input, const uint4* __restrict__ input_cells,
+                                const uint4* __restrict__ packed, const scalar_t* __restrict__ bias,
+                                const View<scalar_t>& output, int voxel_tiles, int channel_tiles, int run, int staged_taps,
+                                bool rows_inside) {
   if (PARTS == 2 && N == 64) return;  // never launched: three sums for each output would not fit in registers
   constexpr int N_TILES = N / 8;
   constexpr int TAP_CELLS = PARTS * 2 * N;
-  constexpr bool AHEAD = PARTS == 1 && N <= 48;  // fragments of the next tap are loaded while this one's multiply
+  constexpr bool AHEAD = loads_ahead(N);
   extern __shared__ uint4 shared[];
-  uint4* const inputs = shared;                         // [2][PARTS][2][run]
-  uint4* const weights = inputs + 2 * PARTS * 2 * run;  // [STAGES][staged_taps][TAP_CELLS]
+  uint4* const inputs = shared;                                    // [CHUNK_STAGES][PARTS][2][run]
+  uint4* const weights = inputs + CHUNK_STAGES * PARTS * 2 * run;  // [STAGES][staged_taps][TAP_CELLS]
   Position* const positions = reinterpret_cast<Position*>(weights + STAGES * staged_taps * TAP_CELLS);  // [run]
   __shared__ AxisClass axis[3];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -293,10 +349,20 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int run_rows = rows_inside ? axis[1].taps : 1, run_taps = run_rows * axis[2].taps;
   const int taps = axis[0].taps * axis[1].taps * axis[2].taps;
-  const int chunks = taps == 0 ? 0 : (channels + CHUNK - 1) / CHUNK * (taps / run_taps);
+  const int channel_chunks = (channels + CHUNK - 1) / CHUNK, chunks = taps == 0 ? 0 : channel_chunks * (taps / run_taps);
   const int row_span = (axis[2].taps - 1) * axis[2].offset_step;
   const int last_shift = (run_rows - 1) * axis[1].offset_step * row_pitch + row_span;  // the first tap's
   const int staged = VOXELS + last_shift;
+
+  // The cells, wherever they are: first cell of the volume, and bytes from voxel to voxel, half to half and so on.
+  const bool direct = has_cells(input, channels);
+  const long long volume = static_cast<long long>(problem.input_size[0]) * problem.input_size[1] * problem.input_size[2];
+  const long long step_w = direct ? input.stride[4] * 2 : 16, step_h = direct ? input.stride[3] * 2 : 16LL * problem.input_size[2],
+                  step_d = direct ? input.stride[2] * 2 : 16LL * problem.input_size[1] * problem.input_size[2],
+                  step_half = direct ? 16 : 16 * volume, step_chunk = PARTS * 2 * step_half;
+  const char* const cells =
+      direct ? reinterpret_cast<const char*>(input.at(n, group * channels, 0, 0, 0))
+             : reinterpret_cast<const char*>(input_cells) + (static_cast<long long>(n) * problem.groups + group) * channel_chunks * step_chunk;
 
   if (chunks != 0) {
     for (int i = thread; i < staged; i += THREADS) {
@@ -305,7 +371,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
       Position entry;
       entry.depth = row / plane_pitch;
       entry.row = row % plane_pitch;
-      entry.offset = entry.depth * input.stride[2] + entry.row * input.stride[3] + w * input.stride[4];
+      entry.offset = entry.depth * step_d + entry.row * step_h + w * step_w;
       if (w < 0 || w >= problem.input_size[2]) entry.depth = -(1 << 30);  // outside whatever the origin
       positions[i] = entry;
     }
@@ -321,93 +387,42 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
     }
   }
 
-  // The chunk whose inputs are loaded: its channel 0 at the origin, and where that is.
-  int tap_d = 0, tap_h = 0, first_channel = 0, depth = 0, row = 0;
-  const scalar_t* origin = nullptr;
-  const auto enter_chunk = [&] {
-    const int rows_before = rows_inside ? (run_rows - 1) * axis[1].offset_step : tap_h * axis[1].offset_step;
-    depth = first_q[0] - axis[0].first_offset - tap_d * axis[0].offset_step;
-    row = first_q[1] - axis[1].first_offset - rows_before;
-    origin = input.at(n, group * channels + first_channel, depth, row, 0);
-  };
-  const auto next_chunk = [&] {
-    first_channel += CHUNK;
-    origin += CHUNK * input.stride[1];
-    if (first_channel < channels) return;
-    first_channel = 0;
+  // The chunk that is copied next: its depth tap (and row tap), its chunk of channels, and where its origin is.
+  int chunks_left = chunks, tap_d = 0, tap_h = 0, channel_chunk = 0;
+  const auto copy_inputs = [&](int stage) {
+    if (chunks_left == 0) return;
+    --chunks_left;
+    const int depth = first_q[0] - axis[0].first_offset - tap_d * axis[0].offset_step;
+    const int row = first_q[1] - axis[1].first_offset - (rows_inside ? run_rows - 1 : tap_h) * axis[1].offset_step;
+    const char* const origin = cells + depth * step_d + row * step_h + channel_chunk * step_chunk;
+    const shared_address_t target = shared_address(inputs + stage * PARTS * 2 * run);
+#pragma unroll 2
+    for (int i = thread; i < staged; i += THREADS) {
+      const Position entry = positions[i];
+      const bool live = static_cast<unsigned>(entry.depth) + depth < static_cast<unsigned>(problem.input_size[0]) &&
+                        static_cast<unsigned>(entry.row) + row < static_cast<unsigned>(problem.input_size[1]);
+      const char* source = live ? origin + entry.offset : cells;
+#pragma unroll
+      for (int half = 0; half < PARTS * 2; ++half) {  // of each part
+        cp_async<16>(target + (half * run + i) * 16, source + half * step_half, live ? 16 : 0);
+      }
+    }
+    if (++channel_chunk < channel_chunks) return;
+    channel_chunk = 0;
     if (rows_inside || ++tap_h == axis[1].taps) {
       tap_h = 0;
       ++tap_d;
     }
-    enter_chunk();
-  };
-  const auto locate = [&](int i, const scalar_t*& source) {  // false: outside the input
-    const Position entry = positions[min(i, staged - 1)];
-    source = origin + entry.offset;
-    return i < staged && static_cast<unsigned>(entry.depth) + depth < static_cast<unsigned>(problem.input_size[0]) &&
-           static_cast<unsigned>(entry.row) + row < static_cast<unsigned>(problem.input_size[1]);
-  };
-  const unsigned long long alignment = reinterpret_cast<unsigned long long>(input.data) |
-                                       (input.stride[0] | input.stride[2] | input.stride[3] | input.stride[4]) * sizeof(scalar_t);
-  const bool in_cells = input.stride[1] == 1 && channels % CELL == 0 && alignment % 16 == 0;
-  const bool copied = in_cells && sizeof(scalar_t) == 2;
-
-  const auto copy_inputs = [&](int buffer) {
-    for (int i = thread; i < staged; i += THREADS) {
-      const scalar_t* source;
-      const bool live = locate(i, source);
-      for (int half = 0; half < 2; ++half) {
-        const bool whole = live && first_channel + half * CELL < channels;
-        cp_async<16>(shared_address(inputs + (buffer * 2 + half) * run + i), whole ? source + half * CELL : input.data,
-                     whole ? 16 : 0);
-      }
-    }
-  };
-  scalar_t held[PREFETCH][2][CELL];
-  const auto load_inputs = [&](int unit) {
-#pragma unroll
-    for (int j = 0; j < PREFETCH; ++j) {
-      const scalar_t* source;
-      const bool live = locate(unit * UNIT + j * THREADS + thread, source);
-      if (sizeof(scalar_t) == 4 && in_cells) {
-        for (int half = 0; half < 2; ++half) {
-          const bool whole = live && first_channel + half * CELL < channels;
-          const uint4 cell = whole ? *reinterpret_cast<const uint4*>(source + half * CELL) : uint4();
-          memcpy(held[j][half], &cell, 16);
-        }
-      } else {
-        const int live_channels = live ? channels - first_channel : 0;
-#pragma unroll
-        for (int c = 0; c < CHUNK; ++c, source += input.stride[1]) {
-          held[j][c / CELL][c % CELL] = c < live_channels ? *source : scalar_t();
-        }
-      }
-    }
-  };
-  const auto store_inputs = [&](int unit, int buffer) {
-#pragma unroll
-    for (int j = 0; j < PREFETCH; ++j) {
-      const int i = unit * UNIT + j * THREADS + thread;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint4 cells[PARTS];
-        make_cells(held[j][half], cells);
-        for (int part = 0; part < PARTS; ++part) {
-          if (i < staged) inputs[((buffer * PARTS + part) * 2 + half) * run + i] = cells[part];
-        }
-      }
-    }
   };
 
   // The weights of a class are one stream; a stage holds the next `taps_a_stage` taps of it, fewer at the end of a chunk.
-  const int units = (staged + UNIT - 1) / UNIT;
-  const int least_stages = max((run_taps + staged_taps - 1) / staged_taps, min(units, run_taps));
+  const int least_stages = (run_taps + staged_taps - 1) / staged_taps;
   const int taps_a_stage = chunks == 0 ? 0 : (run_taps + least_stages - 1) / least_stages;
   const int stages_a_chunk = chunks == 0 ? 0 : (run_taps + taps_a_stage - 1) / taps_a_stage;
   const int last_taps = run_taps - (stages_a_chunk - 1) * taps_a_stage;
   const long long kernel_taps = static_cast<long long>(problem.kernel_size[0]) * problem.kernel_size[1] * problem.kernel_size[2];
   const uint4* stream = packed + ((group * channel_tiles + channel_tile) * kernel_taps + class_start(axis, problem.kernel_size)) *
-                                     ((channels + CHUNK - 1) / CHUNK) * TAP_CELLS + thread;
+                                     channel_chunks * TAP_CELLS + thread;
   const shared_address_t filling = shared_address(weights + thread);
   const int stage_bytes = staged_taps * TAP_CELLS * 16;
   int stages_left = chunks * stages_a_chunk, stage_of_chunk = 0;  // of the stream
@@ -430,42 +445,22 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   const shared_address_t lane_inputs = shared_address(inputs) + (lane / 16 * run + warp * M_TILES * 16 + lane % 16) * 16;
   const shared_address_t lane_weights = shared_address(weights) + (lane / 8 % 2 * N + lane / 16 * 8 + lane % 8) * 16;
   const int part_bytes = 2 * run * 16;
-  const bool wait_for_inputs = copied && stages_a_chunk < STAGES - 1;
 
   __syncthreads();  // the positions are written
-  if (chunks != 0) {
-    enter_chunk();
-    if (copied) {
-      copy_inputs(0);
-    } else {
-      for (int unit = 0; unit < units; ++unit) {
-        load_inputs(unit);
-        store_inputs(unit, 0);
-      }
-    }
-    for (int stage = 0; stage < STAGES - 1; ++stage) copy_weights(stage);
-  }
+  for (int chunk = 0; chunk < CHUNK_STAGES - 1; ++chunk) copy_inputs(chunk);
+  for (int stage = 0; stage < STAGES - 1; ++stage) copy_weights(stage);  // the first commit covers the inputs too
 
-  int stage = 0, filled = STAGES - 1;
+  int stage = 0, filled = STAGES - 1, chunk_stage = 0, filled_chunk = CHUNK_STAGES - 1;
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    const int buffer = chunk % 2;
-    const bool has_next = chunk + 1 < chunks;
-    if (has_next) next_chunk();
-    int shift = last_shift * 16, taps_of_row = 0, unit = 0;
+    int shift = last_shift * 16, taps_of_row = 0;
     for (int s = 0; s < stages_a_chunk; ++s) {
-      if (s == 0 && wait_for_inputs) {
-        cp_async_wait<0>();
-      } else {
-        cp_async_wait<STAGES - 2>();
-      }
+      cp_async_wait<STAGES - 2>();
       __syncthreads();  // this stage has landed for all, and the one before has been read by all
-      if (s == 0 && has_next && copied) copy_inputs(1 - buffer);
+      if (s == 0) copy_inputs(filled_chunk);
       copy_weights(filled);
-      const bool loads = has_next && !copied && unit < units;
-      if (loads) load_inputs(unit);
 
       const int stage_taps = s + 1 == stages_a_chunk ? last_taps : taps_a_stage;
-      const shared_address_t tap_inputs = lane_inputs + buffer * PARTS * part_bytes;
+      const shared_address_t tap_inputs = lane_inputs + chunk_stage * PARTS * part_bytes;
       const shared_address_t tap_weights = lane_weights + stage * stage_bytes;
       const auto next_shift = [&] {
         shift -= axis[2].offset_step * 16;
@@ -498,14 +493,11 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
         }
         if (PARTS == 2) add(sums, high);
       }
-      if (loads) store_inputs(unit++, 1 - buffer);
       stage = stage == STAGES - 1 ? 0 : stage + 1;
       filled = filled == STAGES - 1 ? 0 : filled + 1;
     }
-    for (; has_next && !copied && unit < units; ++unit) {  // more units than stages
-      load_inputs(unit);
-      store_inputs(unit, 1 - buffer);
-    }
+    chunk_stage = chunk_stage == CHUNK_STAGES - 1 ? 0 : chunk_stage + 1;
+    filled_chunk = filled_chunk == CHUNK_STAGES - 1 ? 0 : filled_chunk + 1;
   }
   if (PARTS == 2) add(sums, low);
 
@@ -526,44 +518,56 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    convt3d_fprop_implicit_gemm_mma_8(const Problem problem, const View<const scalar_t> input, const uint4* __restrict__ packed,
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(8))
+    convt3d_fprop_implicit_gemm_mma_8(const Problem problem, const View<const scalar_t> input,
+                                      const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                       const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                       const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<8>(problem, input, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, rows_inside != 0);
+  convolve<8>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+              rows_inside != 0);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    convt3d_fprop_implicit_gemm_mma_16(const Problem problem, const View<const scalar_t> input, const uint4* __restrict__ packed,
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(16))
+    convt3d_fprop_implicit_gemm_mma_16(const Problem problem, const View<const scalar_t> input,
+                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<16>(problem, input, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, rows_inside != 0);
+  convolve<16>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+               rows_inside != 0);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    convt3d_fprop_implicit_gemm_mma_24(const Problem problem, const View<const scalar_t> input, const uint4* __restrict__ packed,
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(24))
+    convt3d_fprop_implicit_gemm_mma_24(const Problem problem, const View<const scalar_t> input,
+                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<24>(problem, input, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, rows_inside != 0);
+  convolve<24>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+               rows_inside != 0);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    convt3d_fprop_implicit_gemm_mma_32(const Problem problem, const View<const scalar_t> input, const uint4* __restrict__ packed,
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(32))
+    convt3d_fprop_implicit_gemm_mma_32(const Problem problem, const View<const scalar_t> input,
+                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<32>(problem, input, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, rows_inside != 0);
+  convolve<32>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+               rows_inside != 0);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    convt3d_fprop_implicit_gemm_mma_48(const Problem problem, const View<const scalar_t> input, const uint4* __restrict__ packed,
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(48))
+    convt3d_fprop_implicit_gemm_mma_48(const Problem problem, const View<const scalar_t> input,
+                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<48>(problem, input, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, rows_inside != 0);
+  convolve<48>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+               rows_inside != 0);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    convt3d_fprop_implicit_gemm_mma_64(const Problem problem, const View<const scalar_t> input, const uint4* __restrict__ packed,
+extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(64))
+    convt3d_fprop_implicit_gemm_mma_64(const Problem problem, const View<const scalar_t> input,
+                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<64>(problem, input, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, rows_inside != 0);
+  convolve<64>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+               rows_inside != 0);
 }
