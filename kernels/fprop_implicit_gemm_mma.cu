@@ -18,8 +18,10 @@ rows_inside = "1 if plane_halo <= MAX_HALO else 0"
 run = "tile_voxels + (plane_halo if rows_inside else row_halo)"
 class_positions = "ceil_div(output_d, stride_d) * (ceil_div(output_h, stride_h) + (column_halo if rows_inside else 0)) * row_pitch"
 voxel_tiles = "ceil_div(class_positions, tile_voxels)"
-staged_taps = "min(STAGE_TAPS, kernel_h * kernel_w if rows_inside else kernel_w)"
-shared_bytes = "16 * (operand_parts * (CHUNK_STAGES * 2 * run + STAGES * staged_taps * 2 * tile_channels) + run)"
+class_taps = "(ceil_div(kernel_h, stride_h) if rows_inside else 1) * ceil_div(kernel_w, stride_w)"
+group_chunks = "max(1, min(channel_chunks, 4, 8 // class_taps))"
+staged_taps = "min(STAGE_TAPS, group_chunks * (kernel_h * kernel_w if rows_inside else kernel_w))"
+shared_bytes = "16 * (operand_parts * (4 * group_chunks * run + 4 * staged_taps * tile_channels) + run)"
 [restrictions]
 "row_halo <= MAX_HALO" = "the taps of a row reach further than MAX_HALO inputs, so the staged tile does not fit in shared memory"
 "class_positions <= 1073741824" = "a residue class has more than 2^30 positions, past the 32-bit offsets inside it"
@@ -79,14 +81,15 @@ shared_bytes = "shared_bytes"
 // `row_pitch` positions, planes of `plane_pitch` rows, long enough that a shift past the end of a row or plane meets zeros (or an
 // output that is not stored). A block owns VOXELS such positions of one class and N output channels of one group. For each depth
 // tap and each chunk of two cells of input channels it
-//   - stages the run of positions that all taps of the plane reach, VOXELS + halo, once, in a ring of CHUNK_STAGES:
-//       inputs  [stage][part][half chunk][position];
-//   - streams the weights through a ring of STAGES stages of up to STAGE_TAPS taps each:
-//       weights [stage][tap][part][half chunk][N];
+//   - stages the run of positions that all taps of the plane reach, VOXELS + halo, once (a group of chunks where taps are few):
+//       inputs  [2][chunk of the group][part][half chunk][position];
+//   - streams the weights in stages of up to STAGE_TAPS taps:
+//       weights [2][tap][part][half chunk][N];
 //   - for each tap multiplies: 8 warps, each VOXELS / 8 x N sums, A from inputs at the tap's shift, B from weights.
-// A cell is a fragment row for ldmatrix, and a shift by whole cells keeps it aligned and free of bank conflicts. All copies are
-// cp.async. tf32x3 adds hi*hi, hi*lo and lo*hi; the sums of hi*hi leave the tensor cores, which cut off what they add, for fp32
-// registers after each stage.
+// While one half of each buffer is read the other is filled by cp.async.
+// A cell is a fragment row for ldmatrix, and a shift by whole cells keeps it aligned and free of bank conflicts. tf32x3
+// adds hi*hi, hi*lo and lo*hi; the sums of hi*hi leave the tensor cores, which cut off what they add, for fp32
+// registers every two taps.
 #include "convt3d.cuh"
 
 #include "convt3d/mma.cuh"
@@ -94,14 +97,8 @@ shared_bytes = "shared_bytes"
 #ifndef TILE_VOXELS
 #define TILE_VOXELS 512
 #endif
-#ifndef STAGES
-#define STAGES 3
-#endif
 #ifndef STAGE_TAPS
-#define STAGE_TAPS 4
-#endif
-#ifndef CHUNK_STAGES
-#define CHUNK_STAGES 3
+#define STAGE_TAPS 9
 #endif
 #ifndef MAX_HALO
 #define MAX_HALO 384
@@ -116,7 +113,6 @@ constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int VOXELS = TILE_VOXELS / PARTS, M_TILES = VOXELS / (16 * WARPS);
 constexpr int CELL = 16 / static_cast<int>(sizeof(scalar_t)), CHUNK = 2 * CELL;  // channels
 static_assert(M_TILES * 16 * WARPS * PARTS == TILE_VOXELS, "each warp owns whole m16 tiles");
-static_assert(STAGES >= 2 && CHUNK_STAGES >= STAGES, "what is read next was copied STAGES - 1 stages ago or earlier");
 
 #if defined(CONVT3D_BF16)
 #define CONVT3D_MULTIPLY mma_bf16
@@ -310,16 +306,16 @@ template <int N>
 __device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input, const uint4* __restrict__ input_cells,
                                 const uint4* __restrict__ packed, const scalar_t* __restrict__ bias,
                                 const View<scalar_t>& output, int voxel_tiles, int channel_tiles, int run, int staged_taps,
-                                bool rows_inside) {
+                                int group_chunks, bool rows_inside) {
   if (PARTS == 2 && N == 64) return;  // never launched: three sums for each output would not fit in registers
   constexpr int N_TILES = N / 8;
   constexpr int TAP_CELLS = PARTS * 2 * N;
   constexpr bool AHEAD = loads_ahead(N);
   extern __shared__ uint4 shared[];
-  uint4* const inputs = shared;                                    // [CHUNK_STAGES][PARTS][2][run]
-  uint4* const weights = inputs + CHUNK_STAGES * PARTS * 2 * run;  // [STAGES][staged_taps][TAP_CELLS]
-  Position* const positions = reinterpret_cast<Position*>(weights + STAGES * staged_taps * TAP_CELLS);  // [run]
-  __shared__ AxisClass axis[3];
+  uint4* const inputs = shared;                                              // [2][group_chunks][PARTS][2][run]
+  uint4* const weights = inputs + 2 * group_chunks * PARTS * 2 * run;        // [2][staged_taps][TAP_CELLS]
+  Position* const positions = reinterpret_cast<Position*>(weights + 2 * staged_taps * TAP_CELLS);  // [run]
+  __shared__ AxisClass shared_axis[3];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
 
   // blockIdx.x = (((n * groups + group) * voxel_tiles + voxel tile) * residues + residue) * channel_tiles + channel tile:
@@ -336,9 +332,10 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   block /= voxel_tiles;
   const int group = static_cast<int>(block % problem.groups), n = static_cast<int>(block / problem.groups);
   for (int a = 0; a < 3; ++a) {  // a thread an axis: the divisions take long
-    if (thread == a * 32) axis[a] = axis_class(problem, a, residue[a]);
+    if (thread == a * 32) shared_axis[a] = axis_class(problem, a, residue[a]);
   }
   __syncthreads();
+  const AxisClass axis[3] = {shared_axis[0], shared_axis[1], shared_axis[2]};  // in registers
   int first_q[3];
   for (int a = 0; a < 3; ++a) first_q[a] = (axis[a].first_output + problem.padding[a]) / problem.stride[a];
   const int row_pitch = pitch_of(axis[2], first_q[2], problem.input_size[2]);
@@ -349,7 +346,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int run_rows = rows_inside ? axis[1].taps : 1, run_taps = run_rows * axis[2].taps;
   const int taps = axis[0].taps * axis[1].taps * axis[2].taps;
-  const int channel_chunks = (channels + CHUNK - 1) / CHUNK, chunks = taps == 0 ? 0 : channel_chunks * (taps / run_taps);
+  const int channel_chunks = (channels + CHUNK - 1) / CHUNK, outer_taps = taps == 0 ? 0 : taps / run_taps;
   const int row_span = (axis[2].taps - 1) * axis[2].offset_step;
   const int last_shift = (run_rows - 1) * axis[1].offset_step * row_pitch + row_span;  // the first tap's
   const int staged = VOXELS + last_shift;
@@ -364,16 +361,17 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
       direct ? reinterpret_cast<const char*>(input.at(n, group * channels, 0, 0, 0))
              : reinterpret_cast<const char*>(input_cells) + (static_cast<long long>(n) * problem.groups + group) * channel_chunks * step_chunk;
 
-  if (chunks != 0) {
+  if (outer_taps != 0) {
+    int row = (first_position + thread) / row_pitch, w = (first_position + thread) % row_pitch;
     for (int i = thread; i < staged; i += THREADS) {
-      const int position = first_position + i, row = position / row_pitch;
-      const int w = first_q[2] - axis[2].first_offset - row_span + position % row_pitch;
+      const int input_w = first_q[2] - axis[2].first_offset - row_span + w;
       Position entry;
       entry.depth = row / plane_pitch;
       entry.row = row % plane_pitch;
-      entry.offset = entry.depth * step_d + entry.row * step_h + w * step_w;
-      if (w < 0 || w >= problem.input_size[2]) entry.depth = -(1 << 30);  // outside whatever the origin
+      entry.offset = entry.depth * step_d + entry.row * step_h + input_w * step_w;
+      if (input_w < 0 || input_w >= problem.input_size[2]) entry.depth = -(1 << 30);  // outside whatever the origin
       positions[i] = entry;
+      for (w += THREADS; w >= row_pitch; w -= row_pitch) ++row;
     }
   }
 
@@ -387,58 +385,58 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
     }
   }
 
-  // The chunk that is copied next: its depth tap (and row tap), its chunk of channels, and where its origin is.
-  int chunks_left = chunks, tap_d = 0, tap_h = 0, channel_chunk = 0;
-  const auto copy_inputs = [&](int stage) {
-    if (chunks_left == 0) return;
-    --chunks_left;
+  // What is copied next: a group of chunks of a depth tap (and row tap), and a stage of the stream of this class's weights.
+  int inputs_left = outer_taps, tap_d = 0, tap_h = 0, input_chunk = 0;
+  const auto copy_inputs = [&](int buffer) {
+    if (inputs_left == 0) return;
     const int depth = first_q[0] - axis[0].first_offset - tap_d * axis[0].offset_step;
     const int row = first_q[1] - axis[1].first_offset - (rows_inside ? run_rows - 1 : tap_h) * axis[1].offset_step;
-    const char* const origin = cells + depth * step_d + row * step_h + channel_chunk * step_chunk;
-    const shared_address_t target = shared_address(inputs + stage * PARTS * 2 * run);
-#pragma unroll 2
+    const char* const origin = cells + depth * step_d + row * step_h + input_chunk * step_chunk;
+    const shared_address_t target = shared_address(inputs + buffer * group_chunks * PARTS * 2 * run);
+    const int halves = min(group_chunks, channel_chunks - input_chunk) * PARTS * 2;  // of each part of each chunk
     for (int i = thread; i < staged; i += THREADS) {
       const Position entry = positions[i];
       const bool live = static_cast<unsigned>(entry.depth) + depth < static_cast<unsigned>(problem.input_size[0]) &&
                         static_cast<unsigned>(entry.row) + row < static_cast<unsigned>(problem.input_size[1]);
       const char* source = live ? origin + entry.offset : cells;
-#pragma unroll
-      for (int half = 0; half < PARTS * 2; ++half) {  // of each part
-        cp_async<16>(target + (half * run + i) * 16, source + half * step_half, live ? 16 : 0);
+#pragma unroll 2
+      for (int half = 0; half < halves; ++half, source += step_half) {
+        cp_async<16>(target + (half * run + i) * 16, source, live ? 16 : 0);
       }
     }
-    if (++channel_chunk < channel_chunks) return;
-    channel_chunk = 0;
+    input_chunk += group_chunks;
+    if (input_chunk < channel_chunks) return;
+    input_chunk = 0;
     if (rows_inside || ++tap_h == axis[1].taps) {
       tap_h = 0;
       ++tap_d;
     }
+    --inputs_left;
   };
 
-  // The weights of a class are one stream; a stage holds the next `taps_a_stage` taps of it, fewer at the end of a chunk.
-  const int least_stages = (run_taps + staged_taps - 1) / staged_taps;
-  const int taps_a_stage = chunks == 0 ? 0 : (run_taps + least_stages - 1) / least_stages;
-  const int stages_a_chunk = chunks == 0 ? 0 : (run_taps + taps_a_stage - 1) / taps_a_stage;
-  const int last_taps = run_taps - (stages_a_chunk - 1) * taps_a_stage;
   const long long kernel_taps = static_cast<long long>(problem.kernel_size[0]) * problem.kernel_size[1] * problem.kernel_size[2];
   const uint4* stream = packed + ((group * channel_tiles + channel_tile) * kernel_taps + class_start(axis, problem.kernel_size)) *
                                      channel_chunks * TAP_CELLS + thread;
   const shared_address_t filling = shared_address(weights + thread);
+  const int group_taps = group_chunks * run_taps, last_group_taps = ((channel_chunks - 1) % group_chunks + 1) * run_taps;
+  const int channel_groups = (channel_chunks + group_chunks - 1) / group_chunks;
   const int stage_bytes = staged_taps * TAP_CELLS * 16;
-  int stages_left = chunks * stages_a_chunk, stage_of_chunk = 0;  // of the stream
-  const auto copy_weights = [&](int stage) {
-    if (stages_left > 0) {
-      const bool last = ++stage_of_chunk == stages_a_chunk;
-      const int cells = (last ? last_taps : taps_a_stage) * TAP_CELLS;
+  int weights_left = outer_taps, weight_group = 0, weight_tap = 0;
+  const auto copy_weights = [&](int buffer) {
+    if (weights_left == 0) return;
+    const int all = weight_group + 1 == channel_groups ? last_group_taps : group_taps;
+    const int copied_cells = min(staged_taps, all - weight_tap) * TAP_CELLS;
 #pragma unroll
-      for (int i = 0; i < STAGE_TAPS * TAP_CELLS; i += THREADS) {
-        if (thread + i < cells) cp_async<16>(filling + stage * stage_bytes + i * 16, stream + i);
-      }
-      stream += cells;
-      stage_of_chunk = last ? 0 : stage_of_chunk;
-      --stages_left;
+    for (int i = 0; i < STAGE_TAPS * TAP_CELLS; i += THREADS) {
+      if (thread + i < copied_cells) cp_async<16>(filling + buffer * stage_bytes + i * 16, stream + i);
     }
-    cp_async_commit();
+    stream += copied_cells;
+    weight_tap += staged_taps;
+    if (weight_tap < all) return;
+    weight_tap = 0;
+    if (++weight_group < channel_groups) return;
+    weight_group = 0;
+    --weights_left;
   };
 
   const bool idle = first_position + warp * M_TILES * 16 >= class_positions;
@@ -446,69 +444,90 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   const shared_address_t lane_weights = shared_address(weights) + (lane / 8 % 2 * N + lane / 16 * 8 + lane % 8) * 16;
   const int part_bytes = 2 * run * 16;
 
+  const int next_tap = axis[2].offset_step * 16;  // bytes by which the shift decreases
+  const int next_row = (axis[1].offset_step * row_pitch - axis[2].taps * axis[2].offset_step) * 16;  // in addition
+  const int rewind = run_rows * axis[1].offset_step * row_pitch * 16;  // from past the last row to the first
+  const int chunk_bytes = PARTS * part_bytes;
+
   __syncthreads();  // the positions are written
-  for (int chunk = 0; chunk < CHUNK_STAGES - 1; ++chunk) copy_inputs(chunk);
-  for (int stage = 0; stage < STAGES - 1; ++stage) copy_weights(stage);  // the first commit covers the inputs too
+  copy_inputs(0);
+  copy_weights(0);
+  cp_async_commit();
+  int weight_buffer = 0, input_buffer = 0;
+  for (int outer = 0; outer < outer_taps; ++outer) {
+    for (int channel_group = 0; channel_group < channel_groups; ++channel_group, input_buffer ^= 1) {
+      const int all = channel_group + 1 == channel_groups ? last_group_taps : group_taps;
+      shared_address_t tap_inputs = lane_inputs + input_buffer * group_chunks * chunk_bytes + last_shift * 16;
+      int taps_of_row = axis[2].taps, rows_of_chunk = run_rows;
+      for (int first_tap = 0; first_tap < all; first_tap += staged_taps, weight_buffer ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads();  // this stage has landed for all, and the one before has been read by all
+        if (first_tap == 0) copy_inputs(1 - input_buffer);
+        copy_weights(1 - weight_buffer);
+        cp_async_commit();
+        if (idle) continue;
 
-  int stage = 0, filled = STAGES - 1, chunk_stage = 0, filled_chunk = CHUNK_STAGES - 1;
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    int shift = last_shift * 16, taps_of_row = 0;
-    for (int s = 0; s < stages_a_chunk; ++s) {
-      cp_async_wait<STAGES - 2>();
-      __syncthreads();  // this stage has landed for all, and the one before has been read by all
-      if (s == 0) copy_inputs(filled_chunk);
-      copy_weights(filled);
-
-      const int stage_taps = s + 1 == stages_a_chunk ? last_taps : taps_a_stage;
-      const shared_address_t tap_inputs = lane_inputs + chunk_stage * PARTS * part_bytes;
-      const shared_address_t tap_weights = lane_weights + stage * stage_bytes;
-      const auto next_shift = [&] {
-        shift -= axis[2].offset_step * 16;
-        if (++taps_of_row == axis[2].taps) {
-          taps_of_row = 0;
-          shift += (axis[2].taps * axis[2].offset_step - axis[1].offset_step * row_pitch) * 16;
-        }
-      };
-      if (!idle) {
-        float high[M_TILES][N_TILES][4] = {};
+        const int stage_taps = min(staged_taps, all - first_tap);
+        shared_address_t tap_weights = lane_weights + weight_buffer * stage_bytes;
         Fragments<N_TILES> fragments[AHEAD ? 2 : 1];
-        const auto load = [&](Fragments<N_TILES>& of, int tap) {
-          of.load_inputs(tap_inputs + shift, part_bytes);
+        const auto load = [&](Fragments<N_TILES>& of) {
+          of.load_inputs(tap_inputs, part_bytes);
+          if (AHEAD) {
 #pragma unroll
-          for (int j = 0; j < N_TILES && AHEAD; j += 2) of.load_weights(tap_weights + tap * TAP_CELLS * 16, j);
-          next_shift();
-        };
-        if (AHEAD) load(fragments[0], 0);
-#pragma unroll
-        for (int tap = 0; tap < STAGE_TAPS; ++tap) {
-          if (tap >= stage_taps) break;
-          Fragments<N_TILES>& now = fragments[AHEAD ? tap % 2 : 0];
-          if (!AHEAD) load(now, tap);
-          if (AHEAD && tap + 1 < stage_taps) load(fragments[AHEAD ? (tap + 1) % 2 : 0], tap + 1);
-#pragma unroll
-          for (int j = 0; j < N_TILES; j += 2) {
-            if (!AHEAD) now.load_weights(tap_weights + tap * TAP_CELLS * 16, j);
-            now.multiply(PARTS == 1 ? sums : high, low, j);
+            for (int j = 0; j < N_TILES; j += 2) of.load_weights(tap_weights, j);
+            tap_weights += TAP_CELLS * 16;
           }
+          tap_inputs -= next_tap;
+          if (--taps_of_row == 0) {
+            taps_of_row = axis[2].taps;
+            tap_inputs -= next_row;
+            if (--rows_of_chunk == 0) {
+              rows_of_chunk = run_rows;
+              tap_inputs += chunk_bytes + rewind;
+            }
+          }
+        };
+        if (AHEAD) load(fragments[0]);
+        for (int tap = 0; tap < stage_taps; tap += 2) {
+          float high[M_TILES][N_TILES][4] = {};
+#pragma unroll
+          for (int parity = 0; parity < 2; ++parity) {
+            if (tap + parity >= stage_taps) break;
+            Fragments<N_TILES>& now = fragments[AHEAD ? parity : 0];
+            if (!AHEAD) {
+              load(now);
+            } else if (tap + parity + 1 < stage_taps) {
+              load(fragments[AHEAD ? 1 - parity : 0]);
+            }
+#pragma unroll
+            for (int j = 0; j < N_TILES; j += 2) {
+              if (!AHEAD) now.load_weights(tap_weights, j);
+              now.multiply(PARTS == 1 ? sums : high, low, j);
+            }
+            if (!AHEAD) tap_weights += TAP_CELLS * 16;
+          }
+          if (PARTS == 2) add(sums, high);
         }
-        if (PARTS == 2) add(sums, high);
       }
-      stage = stage == STAGES - 1 ? 0 : stage + 1;
-      filled = filled == STAGES - 1 ? 0 : filled + 1;
     }
-    chunk_stage = chunk_stage == CHUNK_STAGES - 1 ? 0 : chunk_stage + 1;
-    filled_chunk = filled_chunk == CHUNK_STAGES - 1 ? 0 : filled_chunk + 1;
   }
   if (PARTS == 2) add(sums, low);
 
+  const int first_co = channel_tile * N + lane % 4 * 2, position = first_position + warp * M_TILES * 16 + lane / 4;
+  scalar_t* const corner = output.at(n, group * out_channels + first_co, axis[0].first_output, axis[1].first_output, axis[2].first_output);
+  int w = position % row_pitch, h = position / row_pitch % plane_pitch, d = position / row_pitch / plane_pitch;
 #pragma unroll
   for (int i = 0; i < M_TILES * 2; ++i) {
-    const int position = first_position + warp * M_TILES * 16 + i * 8 + lane / 4;
-    const int line = position / row_pitch, w = position % row_pitch, h = line % plane_pitch, d = line / plane_pitch;
-    if (w >= axis[2].outputs || h >= axis[1].outputs || d >= axis[0].outputs) continue;
-    const int first_co = channel_tile * N + lane % 4 * 2;
-    scalar_t* y = output.at(n, group * out_channels + first_co, axis[0].first_output + d * problem.stride[0],
-                            axis[1].first_output + h * problem.stride[1], axis[2].first_output + w * problem.stride[2]);
+    const bool stored = w < axis[2].outputs && h < axis[1].outputs && d < axis[0].outputs;
+    scalar_t* const y = corner + (d * problem.stride[0] * output.stride[2] + h * problem.stride[1] * output.stride[3] +
+                                  w * problem.stride[2] * output.stride[4]);
+    for (w += 8; w >= row_pitch; w -= row_pitch) {
+      if (++h == plane_pitch) {
+        h = 0;
+        ++d;
+      }
+    }
+    if (!stored) continue;
 #pragma unroll
     for (int j = 0; j < N_TILES; ++j) {
       for (int e = 0; e < 2; ++e) {
@@ -522,8 +541,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(8))
     convt3d_fprop_implicit_gemm_mma_8(const Problem problem, const View<const scalar_t> input,
                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                       const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
-                                      const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<8>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+                                      const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
+                                      const int rows_inside) {
+  convolve<8>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
               rows_inside != 0);
 }
 
@@ -531,8 +551,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(16))
     convt3d_fprop_implicit_gemm_mma_16(const Problem problem, const View<const scalar_t> input,
                                        const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
-                                       const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<16>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+                                       const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
+                                       const int rows_inside) {
+  convolve<16>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }
 
@@ -540,8 +561,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(24))
     convt3d_fprop_implicit_gemm_mma_24(const Problem problem, const View<const scalar_t> input,
                                        const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
-                                       const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<24>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+                                       const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
+                                       const int rows_inside) {
+  convolve<24>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }
 
@@ -549,8 +571,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(32))
     convt3d_fprop_implicit_gemm_mma_32(const Problem problem, const View<const scalar_t> input,
                                        const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
-                                       const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<32>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+                                       const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
+                                       const int rows_inside) {
+  convolve<32>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }
 
@@ -558,8 +581,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(48))
     convt3d_fprop_implicit_gemm_mma_48(const Problem problem, const View<const scalar_t> input,
                                        const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
-                                       const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<48>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+                                       const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
+                                       const int rows_inside) {
+  convolve<48>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }
 
@@ -567,7 +591,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(64))
     convt3d_fprop_implicit_gemm_mma_64(const Problem problem, const View<const scalar_t> input,
                                        const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
-                                       const int channel_tiles, const int run, const int staged_taps, const int rows_inside) {
-  convolve<64>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps,
+                                       const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
+                                       const int rows_inside) {
+  convolve<64>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }
