@@ -2,10 +2,10 @@
 pass = "fprop"
 dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
 [constants]
-tile_voxels = "TILE_VOXELS // operand_parts"
 widest_tile = "64 if operand_parts == 1 and (out_channels_per_group % 64 == 0 or out_channels_per_group % 48 != 0) else 48 if operand_parts == 1 or out_channels_per_group % 48 == 0 else 32"
 narrow_tile = "8 if out_channels_per_group <= 8 else 16 if out_channels_per_group <= 16 else 24 if out_channels_per_group <= 24 else 32 if out_channels_per_group <= 32 else 48"
 tile_channels = "narrow_tile if out_channels_per_group <= 48 else widest_tile"
+tile_voxels = "TILE_VOXELS // operand_parts // (2 if tile_channels == 64 else 1)"
 channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
 channel_chunks = "ceil_div(in_channels_per_group, 32 // itemsize)"
 packed_cells = "groups * channel_tiles * channel_chunks * taps * operand_parts * 2 * tile_channels"
@@ -110,9 +110,8 @@ constexpr int PARTS = 2;
 constexpr int PARTS = 1;
 #endif
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
-constexpr int VOXELS = TILE_VOXELS / PARTS, M_TILES = VOXELS / (16 * WARPS);
 constexpr int CELL = 16 / static_cast<int>(sizeof(scalar_t)), CHUNK = 2 * CELL;  // channels
-static_assert(M_TILES * 16 * WARPS * PARTS == TILE_VOXELS, "each warp owns whole m16 tiles");
+static_assert(TILE_VOXELS % (2 * 16 * WARPS) == 0, "each warp owns whole m16 tiles");
 
 #if defined(CONVT3D_BF16)
 #define CONVT3D_MULTIPLY mma_bf16
@@ -245,8 +244,18 @@ __device__ inline int pitch_of(const AxisClass& axis, int first_q, int input_siz
   return static_cast<int>(min(static_cast<long long>(axis.outputs) + span, shared_zeros));
 }
 
+// What a block of n channels keeps in registers decides its voxels, how many blocks share a multiprocessor, and whether the
+// fragments of the next tap are loaded while this one's multiply.
+__device__ constexpr int voxels_of(int n) { return TILE_VOXELS / PARTS / (n == 64 ? 2 : 1); }
+__device__ constexpr int m_tiles_of(int n) { return voxels_of(n) / (16 * WARPS); }
+__device__ constexpr int sums_of(int n) { return m_tiles_of(n) * (n / 8) * 4 * (PARTS == 2 ? 3 : 1); }
+__device__ constexpr int blocks_of(int n) { return sums_of(n) <= 64 ? 2 : 1; }
+__device__ constexpr bool loads_ahead(int n) {
+  return PARTS == 1 && sums_of(n) + 2 * (m_tiles_of(n) * 4 + n / 8 * 2) <= (blocks_of(n) == 2 ? 64 : 200);
+}
+
 // What a warp multiplies for one tap.
-template <int N_TILES>
+template <int M_TILES, int N_TILES>
 struct Fragments {
   unsigned a[PARTS][M_TILES][4], b[PARTS][N_TILES][2];
 
@@ -285,7 +294,7 @@ struct Fragments {
   }
 };
 
-template <int N_TILES>
+template <int M_TILES, int N_TILES>
 __device__ inline void add(float (&sums)[M_TILES][N_TILES][4], const float (&more)[M_TILES][N_TILES][4]) {
   for (int i = 0; i < M_TILES; ++i) {
     for (int j = 0; j < N_TILES; ++j) {
@@ -294,28 +303,21 @@ __device__ inline void add(float (&sums)[M_TILES][N_TILES][4], const float (&mor
   }
 }
 
-// What a block of N channels keeps in registers decides how many blocks share a multiprocessor, and whether the fragments of
-// the next tap are loaded while this one's multiply.
-__device__ constexpr int sums_of(int n) { return M_TILES * (n / 8) * 4 * (PARTS == 2 ? 3 : 1); }
-__device__ constexpr int blocks_of(int n) { return sums_of(n) <= 64 ? 2 : 1; }
-__device__ constexpr bool loads_ahead(int n) {
-  return PARTS == 1 && sums_of(n) + 2 * (M_TILES * 4 + n / 8 * 2) <= (blocks_of(n) == 2 ? 96 : 200);
-}
-
 template <int N>
 __device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input, const uint4* __restrict__ input_cells,
                                 const uint4* __restrict__ packed, const scalar_t* __restrict__ bias,
                                 const View<scalar_t>& output, int voxel_tiles, int channel_tiles, int run, int staged_taps,
                                 int group_chunks, bool rows_inside) {
   if (PARTS == 2 && N == 64) return;  // never launched: three sums for each output would not fit in registers
-  constexpr int N_TILES = N / 8;
+  constexpr int VOXELS = voxels_of(N), M_TILES = m_tiles_of(N), N_TILES = N / 8;
   constexpr int TAP_CELLS = PARTS * 2 * N;
   constexpr bool AHEAD = loads_ahead(N);
   extern __shared__ uint4 shared[];
   uint4* const inputs = shared;                                              // [2][group_chunks][PARTS][2][run]
   uint4* const weights = inputs + 2 * group_chunks * PARTS * 2 * run;        // [2][staged_taps][TAP_CELLS]
   Position* const positions = reinterpret_cast<Position*>(weights + 2 * staged_taps * TAP_CELLS);  // [run]
-  __shared__ AxisClass shared_axis[3];
+  __shared__ AxisClass axis[3];  // what the loop seldom needs stays out of registers
+  __shared__ int first_q[3];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
 
   // blockIdx.x = (((n * groups + group) * voxel_tiles + voxel tile) * residues + residue) * channel_tiles + channel tile:
@@ -332,19 +334,18 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   block /= voxel_tiles;
   const int group = static_cast<int>(block % problem.groups), n = static_cast<int>(block / problem.groups);
   for (int a = 0; a < 3; ++a) {  // a thread an axis: the divisions take long
-    if (thread == a * 32) shared_axis[a] = axis_class(problem, a, residue[a]);
+    if (thread != a * 32) continue;
+    axis[a] = axis_class(problem, a, residue[a]);
+    first_q[a] = (axis[a].first_output + problem.padding[a]) / problem.stride[a];
   }
   __syncthreads();
-  const AxisClass axis[3] = {shared_axis[0], shared_axis[1], shared_axis[2]};  // in registers
-  int first_q[3];
-  for (int a = 0; a < 3; ++a) first_q[a] = (axis[a].first_output + problem.padding[a]) / problem.stride[a];
   const int row_pitch = pitch_of(axis[2], first_q[2], problem.input_size[2]);
   const int plane_pitch = rows_inside ? pitch_of(axis[1], first_q[1], problem.input_size[1]) : axis[1].outputs;
   const int class_positions = axis[0].outputs * plane_pitch * row_pitch;
   if (axis[1].outputs == 0 || axis[2].outputs == 0 || first_position >= class_positions) return;
 
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int run_rows = rows_inside ? axis[1].taps : 1, run_taps = run_rows * axis[2].taps;
+  const int row_taps = axis[2].taps, run_rows = rows_inside ? axis[1].taps : 1, run_taps = run_rows * row_taps;
   const int taps = axis[0].taps * axis[1].taps * axis[2].taps;
   const int channel_chunks = (channels + CHUNK - 1) / CHUNK, outer_taps = taps == 0 ? 0 : taps / run_taps;
   const int row_span = (axis[2].taps - 1) * axis[2].offset_step;
@@ -362,16 +363,19 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
              : reinterpret_cast<const char*>(input_cells) + (static_cast<long long>(n) * problem.groups + group) * channel_chunks * step_chunk;
 
   if (outer_taps != 0) {
-    int row = (first_position + thread) / row_pitch, w = (first_position + thread) % row_pitch;
+    int w = (first_position + thread) % row_pitch, h = (first_position + thread) / row_pitch % plane_pitch,
+        d = (first_position + thread) / row_pitch / plane_pitch;
+#pragma unroll 1
     for (int i = thread; i < staged; i += THREADS) {
       const int input_w = first_q[2] - axis[2].first_offset - row_span + w;
-      Position entry;
-      entry.depth = row / plane_pitch;
-      entry.row = row % plane_pitch;
-      entry.offset = entry.depth * step_d + entry.row * step_h + input_w * step_w;
-      if (input_w < 0 || input_w >= problem.input_size[2]) entry.depth = -(1 << 30);  // outside whatever the origin
-      positions[i] = entry;
-      for (w += THREADS; w >= row_pitch; w -= row_pitch) ++row;
+      const bool inside = input_w >= 0 && input_w < problem.input_size[2];  // if not, it is outside whatever the origin
+      positions[i] = {d * step_d + h * step_h + input_w * step_w, inside ? d : -(1 << 30), h};
+      for (w += THREADS; w >= row_pitch; w -= row_pitch) {
+        if (++h == plane_pitch) {
+          h = 0;
+          ++d;
+        }
+      }
     }
   }
 
@@ -386,24 +390,15 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   }
 
   // What is copied next: a group of chunks of a depth tap (and row tap), and a stage of the stream of this class's weights.
-  int inputs_left = outer_taps, tap_d = 0, tap_h = 0, input_chunk = 0;
-  const auto copy_inputs = [&](int buffer) {
-    if (inputs_left == 0) return;
-    const int depth = first_q[0] - axis[0].first_offset - tap_d * axis[0].offset_step;
-    const int row = first_q[1] - axis[1].first_offset - (rows_inside ? run_rows - 1 : tap_h) * axis[1].offset_step;
-    const char* const origin = cells + depth * step_d + row * step_h + input_chunk * step_chunk;
-    const shared_address_t target = shared_address(inputs + buffer * group_chunks * PARTS * 2 * run);
-    const int halves = min(group_chunks, channel_chunks - input_chunk) * PARTS * 2;  // of each part of each chunk
-    for (int i = thread; i < staged; i += THREADS) {
-      const Position entry = positions[i];
-      const bool live = static_cast<unsigned>(entry.depth) + depth < static_cast<unsigned>(problem.input_size[0]) &&
-                        static_cast<unsigned>(entry.row) + row < static_cast<unsigned>(problem.input_size[1]);
-      const char* source = live ? origin + entry.offset : cells;
-#pragma unroll 2
-      for (int half = 0; half < halves; ++half, source += step_half) {
-        cp_async<16>(target + (half * run + i) * 16, source, live ? 16 : 0);
-      }
-    }
+  int inputs_left = outer_taps, tap_d = 0, tap_h = 0, input_chunk = 0, depth = 0, row = 0, copied_chunks = 0;
+  const char* origin = nullptr;
+  shared_address_t target = shared_address(inputs);
+  const auto begin_inputs = [&](int buffer) {
+    copied_chunks = inputs_left == 0 ? 0 : min(group_chunks, channel_chunks - input_chunk);
+    depth = first_q[0] - axis[0].first_offset - tap_d * axis[0].offset_step;
+    row = first_q[1] - axis[1].first_offset - (rows_inside ? run_rows - 1 : tap_h) * axis[1].offset_step;
+    origin = cells + depth * step_d + row * step_h + input_chunk * step_chunk;
+    target = shared_address(inputs + buffer * group_chunks * PARTS * 2 * run);
     input_chunk += group_chunks;
     if (input_chunk < channel_chunks) return;
     input_chunk = 0;
@@ -413,11 +408,23 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
     }
     --inputs_left;
   };
+  const auto copy_inputs = [&](int i) {  // position i of each part and half
+    if (copied_chunks == 0 || i >= staged) return;
+    const Position entry = positions[i];
+    const bool live = static_cast<unsigned>(entry.depth) + depth < static_cast<unsigned>(problem.input_size[0]) &&
+                      static_cast<unsigned>(entry.row) + row < static_cast<unsigned>(problem.input_size[1]);
+    const char* source = origin + entry.offset;  // not read where it is not live
+    shared_address_t cell = target + i * 16;
+#pragma unroll 1
+    for (int chunk = 0; chunk < copied_chunks; ++chunk, source += step_chunk, cell += PARTS * 2 * run * 16) {
+#pragma unroll
+      for (int half = 0; half < PARTS * 2; ++half) cp_async<16>(cell + half * run * 16, source + half * step_half, live ? 16 : 0);
+    }
+  };
 
   const long long kernel_taps = static_cast<long long>(problem.kernel_size[0]) * problem.kernel_size[1] * problem.kernel_size[2];
   const uint4* stream = packed + ((group * channel_tiles + channel_tile) * kernel_taps + class_start(axis, problem.kernel_size)) *
-                                     channel_chunks * TAP_CELLS + thread;
-  const shared_address_t filling = shared_address(weights + thread);
+                                     channel_chunks * TAP_CELLS;
   const int group_taps = group_chunks * run_taps, last_group_taps = ((channel_chunks - 1) % group_chunks + 1) * run_taps;
   const int channel_groups = (channel_chunks + group_chunks - 1) / group_chunks;
   const int stage_bytes = staged_taps * TAP_CELLS * 16;
@@ -426,9 +433,9 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
     if (weights_left == 0) return;
     const int all = weight_group + 1 == channel_groups ? last_group_taps : group_taps;
     const int copied_cells = min(staged_taps, all - weight_tap) * TAP_CELLS;
-#pragma unroll
-    for (int i = 0; i < STAGE_TAPS * TAP_CELLS; i += THREADS) {
-      if (thread + i < copied_cells) cp_async<16>(filling + buffer * stage_bytes + i * 16, stream + i);
+#pragma unroll 1
+    for (int i = thread; i < copied_cells; i += THREADS) {
+      cp_async<16>(shared_address(weights) + buffer * stage_bytes + i * 16, stream + i);
     }
     stream += copied_cells;
     weight_tap += staged_taps;
@@ -450,7 +457,9 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   const int chunk_bytes = PARTS * part_bytes;
 
   __syncthreads();  // the positions are written
-  copy_inputs(0);
+  begin_inputs(0);
+#pragma unroll 1
+  for (int i = thread; i < staged; i += THREADS) copy_inputs(i);
   copy_weights(0);
   cp_async_commit();
   int weight_buffer = 0, input_buffer = 0;
@@ -458,19 +467,17 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
     for (int channel_group = 0; channel_group < channel_groups; ++channel_group, input_buffer ^= 1) {
       const int all = channel_group + 1 == channel_groups ? last_group_taps : group_taps;
       shared_address_t tap_inputs = lane_inputs + input_buffer * group_chunks * chunk_bytes + last_shift * 16;
-      int taps_of_row = axis[2].taps, rows_of_chunk = run_rows;
+      int taps_of_row = row_taps, rows_of_chunk = run_rows;
       for (int first_tap = 0; first_tap < all; first_tap += staged_taps, weight_buffer ^= 1) {
         cp_async_wait<0>();
         __syncthreads();  // this stage has landed for all, and the one before has been read by all
-        if (first_tap == 0) copy_inputs(1 - input_buffer);
         copy_weights(1 - weight_buffer);
-        cp_async_commit();
-        if (idle) continue;
-
-        const int stage_taps = min(staged_taps, all - first_tap);
+        if (first_tap == 0) begin_inputs(1 - input_buffer);
+        int copied = first_tap == 0 ? thread : staged;  // the next group's inputs, one position a tap
+        const int stage_taps = idle ? 0 : min(staged_taps, all - first_tap);
         shared_address_t tap_weights = lane_weights + weight_buffer * stage_bytes;
-        Fragments<N_TILES> fragments[AHEAD ? 2 : 1];
-        const auto load = [&](Fragments<N_TILES>& of) {
+        Fragments<M_TILES, N_TILES> fragments[AHEAD ? 2 : 1];
+        const auto load = [&](Fragments<M_TILES, N_TILES>& of) {
           of.load_inputs(tap_inputs, part_bytes);
           if (AHEAD) {
 #pragma unroll
@@ -479,7 +486,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
           }
           tap_inputs -= next_tap;
           if (--taps_of_row == 0) {
-            taps_of_row = axis[2].taps;
+            taps_of_row = row_taps;
             tap_inputs -= next_row;
             if (--rows_of_chunk == 0) {
               rows_of_chunk = run_rows;
@@ -487,18 +494,20 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
             }
           }
         };
-        if (AHEAD) load(fragments[0]);
+        if (AHEAD && !idle) load(fragments[0]);
         for (int tap = 0; tap < stage_taps; tap += 2) {
           float high[M_TILES][N_TILES][4] = {};
 #pragma unroll
           for (int parity = 0; parity < 2; ++parity) {
             if (tap + parity >= stage_taps) break;
-            Fragments<N_TILES>& now = fragments[AHEAD ? parity : 0];
+            Fragments<M_TILES, N_TILES>& now = fragments[AHEAD ? parity : 0];
             if (!AHEAD) {
               load(now);
             } else if (tap + parity + 1 < stage_taps) {
               load(fragments[AHEAD ? 1 - parity : 0]);
             }
+            copy_inputs(copied);
+            copied += THREADS;
 #pragma unroll
             for (int j = 0; j < N_TILES; j += 2) {
               if (!AHEAD) now.load_weights(tap_weights, j);
@@ -508,6 +517,9 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
           }
           if (PARTS == 2) add(sums, high);
         }
+#pragma unroll 1
+        for (; copied < staged; copied += THREADS) copy_inputs(copied);  // more positions than taps
+        cp_async_commit();
       }
     }
   }
