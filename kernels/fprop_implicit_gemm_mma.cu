@@ -5,7 +5,7 @@ dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
 widest_tile = "64 if operand_parts == 1 and (out_channels_per_group % 64 == 0 or out_channels_per_group % 48 != 0) else 48 if operand_parts == 1 or out_channels_per_group % 48 == 0 else 32"
 narrow_tile = "8 if out_channels_per_group <= 8 else 16 if out_channels_per_group <= 16 else 24 if out_channels_per_group <= 24 else 32 if out_channels_per_group <= 32 else 48"
 tile_channels = "narrow_tile if out_channels_per_group <= 48 else widest_tile"
-tile_voxels = "TILE_VOXELS // operand_parts // (2 if tile_channels == 64 else 1)"
+tile_voxels = "TILE_VOXELS // operand_parts // (2 if tile_channels % 32 == 0 else 1)"
 channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
 channel_chunks = "ceil_div(in_channels_per_group, 32 // itemsize)"
 packed_cells = "groups * channel_tiles * channel_chunks * taps * operand_parts * 2 * tile_channels"
@@ -111,7 +111,7 @@ constexpr int PARTS = 1;
 #endif
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int CELL = 16 / static_cast<int>(sizeof(scalar_t)), CHUNK = 2 * CELL;  // channels
-static_assert(TILE_VOXELS % (2 * 16 * WARPS) == 0, "each warp owns whole m16 tiles");
+static_assert(TILE_VOXELS % (2 * PARTS * 16 * WARPS) == 0, "each warp owns whole m16 tiles");
 
 #if defined(CONVT3D_BF16)
 #define CONVT3D_MULTIPLY mma_bf16
@@ -140,8 +140,9 @@ __device__ inline void make_cells(const Narrow (&x)[8], uint4 (&cells)[PARTS]) {
 
 // Whether the input's channels are cells already: 16-bit, channels last, whole chunks, aligned.
 __device__ inline bool has_cells(const View<const scalar_t>& input, int channels) {
-  const unsigned long long alignment = reinterpret_cast<unsigned long long>(input.data) |
-                                       (input.stride[0] | input.stride[2] | input.stride[3] | input.stride[4]) * sizeof(scalar_t);
+  const unsigned long long alignment =
+      reinterpret_cast<unsigned long long>(input.data) |
+      (input.stride[0] | input.stride[2] | input.stride[3] | input.stride[4]) * sizeof(scalar_t);
   return sizeof(scalar_t) == 2 && input.stride[1] == 1 && channels % CHUNK == 0 && alignment % 16 == 0;
 }
 
@@ -171,7 +172,8 @@ extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_cells(const Problem p
   for (int half = 0; half < 2; ++half) {
     uint4 cells[PARTS];
     make_cells(values[half], cells);
-    for (int part = 0; part < PARTS; ++part) input_cells[((slab * PARTS + part) * 2 + half) * input_voxels + voxel] = cells[part];
+    for (int part = 0; part < PARTS; ++part)
+      input_cells[((slab * PARTS + part) * 2 + half) * input_voxels + voxel] = cells[part];
   }
 }
 
@@ -183,7 +185,8 @@ __device__ inline int taps_before(const AxisClass& axis, int kernel_size) {
 // Where a class begins in packed[group][channel tile][class][outer tap][chunk][run tap], counted in taps of one chunk.
 __device__ inline int class_start(const AxisClass (&axis)[3], const int (&kernel_size)[3]) {
   const int w = taps_before(axis[2], kernel_size[2]), h = taps_before(axis[1], kernel_size[1]);
-  return (taps_before(axis[0], kernel_size[0]) * kernel_size[1] + axis[0].taps * h) * kernel_size[2] + axis[0].taps * axis[1].taps * w;
+  return (taps_before(axis[0], kernel_size[0]) * kernel_size[1] + axis[0].taps * h) * kernel_size[2] +
+         axis[0].taps * axis[1].taps * w;
 }
 
 // Each element of packed[..][run tap] is cells [part][half chunk][N]; a thread makes those of one half chunk and n.
@@ -198,7 +201,8 @@ extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_pack(const Problem pr
   for (int a = 2; a >= 0; --a) {
     tap[a] = static_cast<int>(rest % problem.kernel_size[a]);
     rest /= problem.kernel_size[a];
-    axis[a] = axis_class(problem, a, static_cast<int>(static_cast<long long>(tap[a]) * problem.dilation[a] % problem.stride[a]));
+    axis[a] =
+        axis_class(problem, a, static_cast<int>(static_cast<long long>(tap[a]) * problem.dilation[a] % problem.stride[a]));
   }
   const int n = static_cast<int>(rest % tile_channels);
   rest /= tile_channels;
@@ -246,7 +250,7 @@ __device__ inline int pitch_of(const AxisClass& axis, int first_q, int input_siz
 
 // What a block of n channels keeps in registers decides its voxels, how many blocks share a multiprocessor, and whether the
 // fragments of the next tap are loaded while this one's multiply.
-__device__ constexpr int voxels_of(int n) { return TILE_VOXELS / PARTS / (n == 64 ? 2 : 1); }
+__device__ constexpr int voxels_of(int n) { return TILE_VOXELS / PARTS / (n % 32 == 0 ? 2 : 1); }
 __device__ constexpr int m_tiles_of(int n) { return voxels_of(n) / (16 * WARPS); }
 __device__ constexpr int sums_of(int n) { return m_tiles_of(n) * (n / 8) * 4 * (PARTS == 2 ? 3 : 1); }
 __device__ constexpr int blocks_of(int n) { return sums_of(n) <= 64 ? 2 : 1; }
@@ -304,17 +308,17 @@ __device__ inline void add(float (&sums)[M_TILES][N_TILES][4], const float (&mor
 }
 
 template <int N>
-__device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input, const uint4* __restrict__ input_cells,
-                                const uint4* __restrict__ packed, const scalar_t* __restrict__ bias,
-                                const View<scalar_t>& output, int voxel_tiles, int channel_tiles, int run, int staged_taps,
-                                int group_chunks, bool rows_inside) {
+__device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input,
+                                const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
+                                const scalar_t* __restrict__ bias, const View<scalar_t>& output, int voxel_tiles,
+                                int channel_tiles, int run, int staged_taps, int group_chunks, bool rows_inside) {
   if (PARTS == 2 && N == 64) return;  // never launched: three sums for each output would not fit in registers
   constexpr int VOXELS = voxels_of(N), M_TILES = m_tiles_of(N), N_TILES = N / 8;
   constexpr int TAP_CELLS = PARTS * 2 * N;
   constexpr bool AHEAD = loads_ahead(N);
   extern __shared__ uint4 shared[];
-  uint4* const inputs = shared;                                              // [2][group_chunks][PARTS][2][run]
-  uint4* const weights = inputs + 2 * group_chunks * PARTS * 2 * run;        // [2][staged_taps][TAP_CELLS]
+  uint4* const inputs = shared;                                        // [2][group_chunks][PARTS][2][run]
+  uint4* const weights = inputs + 2 * group_chunks * PARTS * 2 * run;  // [2][staged_taps][TAP_CELLS]
   Position* const positions = reinterpret_cast<Position*>(weights + 2 * staged_taps * TAP_CELLS);  // [run]
   __shared__ AxisClass axis[3];  // what the loop seldom needs stays out of registers
   __shared__ int first_q[3];
@@ -355,12 +359,13 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   // The cells, wherever they are: first cell of the volume, and bytes from voxel to voxel, half to half and so on.
   const bool direct = has_cells(input, channels);
   const long long volume = static_cast<long long>(problem.input_size[0]) * problem.input_size[1] * problem.input_size[2];
-  const long long step_w = direct ? input.stride[4] * 2 : 16, step_h = direct ? input.stride[3] * 2 : 16LL * problem.input_size[2],
+  const long long step_w = direct ? input.stride[4] * 2 : 16,
+                  step_h = direct ? input.stride[3] * 2 : 16LL * problem.input_size[2],
                   step_d = direct ? input.stride[2] * 2 : 16LL * problem.input_size[1] * problem.input_size[2],
                   step_half = direct ? 16 : 16 * volume, step_chunk = PARTS * 2 * step_half;
-  const char* const cells =
-      direct ? reinterpret_cast<const char*>(input.at(n, group * channels, 0, 0, 0))
-             : reinterpret_cast<const char*>(input_cells) + (static_cast<long long>(n) * problem.groups + group) * channel_chunks * step_chunk;
+  const char* const cells = direct ? reinterpret_cast<const char*>(input.at(n, group * channels, 0, 0, 0))
+                                   : reinterpret_cast<const char*>(input_cells) +
+                                         (static_cast<long long>(n) * problem.groups + group) * channel_chunks * step_chunk;
 
   if (outer_taps != 0) {
     int w = (first_position + thread) % row_pitch, h = (first_position + thread) / row_pitch % plane_pitch,
@@ -418,13 +423,16 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
 #pragma unroll 1
     for (int chunk = 0; chunk < copied_chunks; ++chunk, source += step_chunk, cell += PARTS * 2 * run * 16) {
 #pragma unroll
-      for (int half = 0; half < PARTS * 2; ++half) cp_async<16>(cell + half * run * 16, source + half * step_half, live ? 16 : 0);
+      for (int half = 0; half < PARTS * 2; ++half)
+        cp_async<16>(cell + half * run * 16, source + half * step_half, live ? 16 : 0);
     }
   };
 
-  const long long kernel_taps = static_cast<long long>(problem.kernel_size[0]) * problem.kernel_size[1] * problem.kernel_size[2];
-  const uint4* stream = packed + ((group * channel_tiles + channel_tile) * kernel_taps + class_start(axis, problem.kernel_size)) *
-                                     channel_chunks * TAP_CELLS;
+  const long long kernel_taps =
+      static_cast<long long>(problem.kernel_size[0]) * problem.kernel_size[1] * problem.kernel_size[2];
+  const uint4* stream =
+      packed + ((group * channel_tiles + channel_tile) * kernel_taps + class_start(axis, problem.kernel_size)) *
+                   channel_chunks * TAP_CELLS;
   const int group_taps = group_chunks * run_taps, last_group_taps = ((channel_chunks - 1) % group_chunks + 1) * run_taps;
   const int channel_groups = (channel_chunks + group_chunks - 1) / group_chunks;
   const int stage_bytes = staged_taps * TAP_CELLS * 16;
@@ -453,8 +461,6 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
 
   const int next_tap = axis[2].offset_step * 16;  // bytes by which the shift decreases
   const int next_row = (axis[1].offset_step * row_pitch - axis[2].taps * axis[2].offset_step) * 16;  // in addition
-  const int rewind = run_rows * axis[1].offset_step * row_pitch * 16;  // from past the last row to the first
-  const int chunk_bytes = PARTS * part_bytes;
 
   __syncthreads();  // the positions are written
   begin_inputs(0);
@@ -466,7 +472,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   for (int outer = 0; outer < outer_taps; ++outer) {
     for (int channel_group = 0; channel_group < channel_groups; ++channel_group, input_buffer ^= 1) {
       const int all = channel_group + 1 == channel_groups ? last_group_taps : group_taps;
-      shared_address_t tap_inputs = lane_inputs + input_buffer * group_chunks * chunk_bytes + last_shift * 16;
+      shared_address_t tap_inputs = lane_inputs + input_buffer * group_chunks * PARTS * part_bytes + last_shift * 16;
       int taps_of_row = row_taps, rows_of_chunk = run_rows;
       for (int first_tap = 0; first_tap < all; first_tap += staged_taps, weight_buffer ^= 1) {
         cp_async_wait<0>();
@@ -490,7 +496,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
             tap_inputs -= next_row;
             if (--rows_of_chunk == 0) {
               rows_of_chunk = run_rows;
-              tap_inputs += chunk_bytes + rewind;
+              tap_inputs += PARTS * part_bytes + run_rows * axis[1].offset_step * row_pitch * 16;  // from past the last row
             }
           }
         };
@@ -526,25 +532,25 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   if (PARTS == 2) add(sums, low);
 
   const int first_co = channel_tile * N + lane % 4 * 2, position = first_position + warp * M_TILES * 16 + lane / 4;
-  scalar_t* const corner = output.at(n, group * out_channels + first_co, axis[0].first_output, axis[1].first_output, axis[2].first_output);
+  scalar_t* const corner =
+      output.at(n, group * out_channels + first_co, axis[0].first_output, axis[1].first_output, axis[2].first_output);
   int w = position % row_pitch, h = position / row_pitch % plane_pitch, d = position / row_pitch / plane_pitch;
 #pragma unroll
   for (int i = 0; i < M_TILES * 2; ++i) {
     const bool stored = w < axis[2].outputs && h < axis[1].outputs && d < axis[0].outputs;
-    scalar_t* const y = corner + (d * problem.stride[0] * output.stride[2] + h * problem.stride[1] * output.stride[3] +
-                                  w * problem.stride[2] * output.stride[4]);
+    scalar_t* y = corner + (d * problem.stride[0] * output.stride[2] + h * problem.stride[1] * output.stride[3] +
+                            w * problem.stride[2] * output.stride[4]);
     for (w += 8; w >= row_pitch; w -= row_pitch) {
       if (++h == plane_pitch) {
         h = 0;
         ++d;
       }
     }
-    if (!stored) continue;
+    const int stored_channels = stored ? out_channels - first_co : 0;
 #pragma unroll
-    for (int j = 0; j < N_TILES; ++j) {
-      for (int e = 0; e < 2; ++e) {
-        if (first_co + j * 8 + e < out_channels) y[(j * 8 + e) * output.stride[1]] = to_scalar(sums[i / 2][j][i % 2 * 2 + e]);
-      }
+    for (int j = 0; j < N_TILES; ++j, y += 8 * output.stride[1]) {
+      if (j * 8 < stored_channels) y[0] = to_scalar(sums[i / 2][j][i % 2 * 2]);
+      if (j * 8 + 1 < stored_channels) y[output.stride[1]] = to_scalar(sums[i / 2][j][i % 2 * 2 + 1]);
     }
   }
 }

@@ -121,7 +121,8 @@ def test_copy(size: int, backend: str) -> None:
     body = f"""
   __shared__ uint4 storage[64];
   float* target = reinterpret_cast<float*>(storage);
-  cp_async<{size}>(shared_address(target + thread * {words}), input + thread * {words}, thread == 0 ? 0 : thread == 1 ? {size // 2} : {size});
+  const int taken = thread == 0 ? 0 : thread == 1 ? {size // 2} : {size};
+  cp_async<{size}>(shared_address(target + thread * {words}), input + thread * {words}, taken);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
@@ -180,9 +181,10 @@ def test_what_a_block_leaves_behind_never_lands() -> None:
     assert np.isnan(launch("host", body, np.zeros(32, np.float32), 32)).all()
 
 
+ZEROS = "  unsigned a[4] = {}; float c[4] = {};\n"
 MISUSE = {
-    "divergent warp": "  unsigned a[4] = {}; float c[4] = {};\n  if (lane < 16)\n    mma_tf32(c, a, 0, 0);\n  else\n    mma_tf32(c, a, 0, 0);",
-    "needs all 32 lanes": "  unsigned a[4] = {}; float c[4] = {};\n  if (lane == 7) return;\n  mma_tf32(c, a, 0, 0);",
+    "divergent warp": f"{ZEROS}  if (lane < 16)\n    mma_tf32(c, a, 0, 0);\n  else\n    mma_tf32(c, a, 0, 0);",
+    "needs all 32 lanes": f"{ZEROS}  if (lane == 7) return;\n  mma_tf32(c, a, 0, 0);",
     "no multiple of 16": "  __shared__ float s[64]; unsigned a[4];\n  ldmatrix_x4(a, shared_address(s + lane));",
     "no multiple of the size": "  __shared__ float s[64];\n  cp_async<8>(shared_address(s + lane), input);",
     "not in shared memory": "  float s = 0;\n  cp_async<4>(shared_address(&s), input);",
@@ -198,4 +200,4 @@ def test_misuse_is_told(words: str) -> None:
 
 def test_a_block_of_less_than_a_warp() -> None:
     with pytest.raises(LaunchError, match="needs all 32 lanes"):
-        launch("host", "  unsigned a[4] = {}; float c[4] = {};\n  mma_bf16(c, a, 0, 0);", np.zeros(1, np.float32), 1, block=16)
+        launch("host", f"{ZEROS}  mma_bf16(c, a, 0, 0);", np.zeros(1, np.float32), 1, block=16)

@@ -27,16 +27,14 @@ __device__ inline void ldmatrix_x4(unsigned (&fragment)[4], shared_address_t row
 
 // Two matrices; the addresses of lanes 0 to 15 count.
 __device__ inline void ldmatrix_x2(unsigned (&fragment)[2], shared_address_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(fragment[0]), "=r"(fragment[1])
-               : "r"(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(fragment[0]), "=r"(fragment[1]) : "r"(row));
 }
 
-#define CONVT3D_MMA(name, shape_and_types)                                                                              \
-  __device__ inline void name(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {                        \
-    asm("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"          \
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                                \
+#define CONVT3D_MMA(name, shape_and_types)                                                                     \
+  __device__ inline void name(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {               \
+    asm("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                       \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                       \
   }
 
 // c += a * b. The tensor cores ignore the low 13 bits of a tf32 operand and cut off, rather than round, what they add.
