@@ -5,7 +5,7 @@ dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
 widest_tile = "64 if operand_parts == 1 and (out_channels_per_group % 64 == 0 or out_channels_per_group % 48 != 0) else 48 if operand_parts == 1 or out_channels_per_group % 48 == 0 else 32"
 narrow_tile = "8 if out_channels_per_group <= 8 else 16 if out_channels_per_group <= 16 else 24 if out_channels_per_group <= 24 else 32 if out_channels_per_group <= 32 else 48"
 tile_channels = "narrow_tile if out_channels_per_group <= 48 else widest_tile"
-tile_voxels = "TILE_VOXELS // operand_parts // (2 if tile_channels % 32 == 0 else 1)"
+tile_voxels = "TILE_VOXELS // operand_parts // (2 if tile_channels % 32 == 0 and operand_parts == 1 else 1)"
 channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
 channel_chunks = "ceil_div(in_channels_per_group, 32 // itemsize)"
 packed_cells = "groups * channel_tiles * channel_chunks * taps * operand_parts * 2 * tile_channels"
@@ -111,7 +111,7 @@ constexpr int PARTS = 1;
 #endif
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int CELL = 16 / static_cast<int>(sizeof(scalar_t)), CHUNK = 2 * CELL;  // channels
-static_assert(TILE_VOXELS % (2 * PARTS * 16 * WARPS) == 0, "each warp owns whole m16 tiles");
+static_assert(TILE_VOXELS % (2 * 16 * WARPS) == 0, "each warp owns whole m16 tiles");
 
 #if defined(CONVT3D_BF16)
 #define CONVT3D_MULTIPLY mma_bf16
@@ -248,14 +248,21 @@ __device__ inline int pitch_of(const AxisClass& axis, int first_q, int input_siz
   return static_cast<int>(min(static_cast<long long>(axis.outputs) + span, shared_zeros));
 }
 
+// More would spill at 128 registers a thread; for Hopper the compiler needs a few registers less.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int SUMS_OF_TWO_BLOCKS = 32;
+#else
+constexpr int SUMS_OF_TWO_BLOCKS = 64;
+#endif
+
 // What a block of n channels keeps in registers decides its voxels, how many blocks share a multiprocessor, and whether the
 // fragments of the next tap are loaded while this one's multiply.
-__device__ constexpr int voxels_of(int n) { return TILE_VOXELS / PARTS / (n % 32 == 0 ? 2 : 1); }
+__device__ constexpr int voxels_of(int n) { return TILE_VOXELS / PARTS / (PARTS == 1 && n % 32 == 0 ? 2 : 1); }
 __device__ constexpr int m_tiles_of(int n) { return voxels_of(n) / (16 * WARPS); }
 __device__ constexpr int sums_of(int n) { return m_tiles_of(n) * (n / 8) * 4 * (PARTS == 2 ? 3 : 1); }
-__device__ constexpr int blocks_of(int n) { return sums_of(n) <= 64 ? 2 : 1; }
+__device__ constexpr int blocks_of(int n) { return sums_of(n) <= SUMS_OF_TWO_BLOCKS ? 2 : 1; }
 __device__ constexpr bool loads_ahead(int n) {
-  return PARTS == 1 && sums_of(n) + 2 * (m_tiles_of(n) * 4 + n / 8 * 2) <= (blocks_of(n) == 2 ? 64 : 200);
+  return PARTS == 1 && sums_of(n) + 2 * (m_tiles_of(n) * 4 + n / 8 * 2) <= (blocks_of(n) == 2 ? 56 : 200);
 }
 
 // What a warp multiplies for one tap.

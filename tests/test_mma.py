@@ -11,8 +11,10 @@ import pytest
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.errors import LaunchError
 from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.ops import backend_for
 from cupy_convt3d.problem import Problem
+from cupy_convt3d.registry import kernels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HEADER = """/* convt3d
@@ -201,3 +203,25 @@ def test_misuse_is_told(words: str) -> None:
 def test_a_block_of_less_than_a_warp() -> None:
     with pytest.raises(LaunchError, match="needs all 32 lanes"):
         launch("host", f"{ZEROS}  mma_bf16(c, a, 0, 0);", np.zeros(1, np.float32), 1, block=16)
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "tf32x3", "bf16"])
+@pytest.mark.parametrize("voxels", [127, 128, 129, 255, 256, 257, 511, 512, 513])
+def test_tile_tails(voxels: int, dtype: str, backend: str) -> None:
+    for channels in (8, 9, 31, 33, 48, 49, 65):
+        problem = Problem(1, 9, channels, (1, 1, voxels), (1, 1, 1))
+        outcome = verify(backend_for(backend), kernels()["fprop_implicit_gemm_mma"], problem, dtype, "exact", seed=channels)
+        assert outcome.ok, f"{problem}: {outcome.message}"
+
+
+@pytest.mark.parametrize("name", ["n1_c9to5_i3x6x7_k2x3x3_bias", "n2_c4to6_i4x5x6_k3x4x3_s2_p1_g2", "n1_c20to8_i3x5x6_k3_d2_p2"])
+def test_rows_outside_the_run(name: str, backend: str) -> None:
+    """With a halo too long for shared memory each row of taps stages inputs of its own."""
+    kernel = kernels()["fprop_implicit_gemm_mma"].replace_tunables(MAX_HALO=4)
+    outcome = verify(backend_for(backend), kernel, Problem.parse(name), "tf32", "exact", seed=3)
+    assert outcome.ok, outcome.message
+
+
+def test_a_row_too_long_is_refused() -> None:
+    problem = Problem(1, 1, 1, (1, 1, 3), (1, 1, 2), dilation=(1, 1, 400))
+    assert "reach further" in (kernels()["fprop_implicit_gemm_mma"].why_not(problem, "tf32") or "")
