@@ -2,6 +2,7 @@
 pass = "fprop"
 dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
 [constants]
+operand_parts = "1 + split"
 widest_tile = "64 if operand_parts == 1 and (out_channels_per_group % 64 == 0 or out_channels_per_group % 48 != 0) else 48 if operand_parts == 1 or out_channels_per_group % 48 == 0 else 32"
 narrow_tile = "8 if out_channels_per_group <= 8 else 16 if out_channels_per_group <= 16 else 24 if out_channels_per_group <= 24 else 32 if out_channels_per_group <= 32 else 48"
 tile_channels = "narrow_tile if out_channels_per_group <= 48 else widest_tile"

@@ -118,7 +118,7 @@ struct AsyncCopy {
 };
 
 struct AsyncQueue {
-  uint64_t block;  // whose copies these are; what a block leaves behind never lands
+  unsigned block;  // whose copies these are; what a block leaves behind never lands
   unsigned group, count, capacity;
   AsyncCopy* copies;
 };
@@ -127,8 +127,8 @@ inline AsyncQueue async_queues[max_threads];
 
 CONVT3D_RUNTIME inline AsyncQueue& own_queue() {
   AsyncQueue& queue = async_queues[current - state.threads];
-  if (queue.block != state.block_number) {
-    queue.block = state.block_number;
+  if (queue.block != state.block_serial) {
+    queue.block = state.block_serial;
     queue.group = queue.count = 0;
   }
   return queue;
