@@ -214,7 +214,7 @@ def test_tile_tails(voxels: int, dtype: str, backend: str) -> None:
         assert outcome.ok, f"{problem}: {outcome.message}"
 
 
-@pytest.mark.parametrize("name", ["n1_c9to5_i3x6x7_k2x3x3_bias", "n2_c4to6_i4x5x6_k3x4x3_s2_p1_g2", "n1_c20to8_i3x5x6_k3_d2_p2"])
+@pytest.mark.parametrize("name", ["n1_c9to5_i3x6x7_k2x3x3_bias", "n2_c4to6_i4x5x6_k3x4x3_s2_p1_g2", "n1_c20to8_i3x5x6_k3_p2_d2"])
 def test_rows_outside_the_run(name: str, backend: str) -> None:
     """With a halo too long for shared memory each row of taps stages inputs of its own."""
     kernel = kernels()["fprop_implicit_gemm_mma"].replace_tunables(MAX_HALO=4)

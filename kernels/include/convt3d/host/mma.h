@@ -148,6 +148,8 @@ CONVT3D_RUNTIME inline void enqueue(char* target, unsigned bytes, uint64_t low, 
   copy.data[1] = high;
 }
 
+CONVT3D_RUNTIME inline void close_group() { ++own_queue().group; }
+
 // Take a copy whose group is older than the latest `pending` from the queue.
 CONVT3D_RUNTIME inline bool dequeue(unsigned pending, AsyncCopy& copy) {
   AsyncQueue& queue = own_queue();
@@ -220,7 +222,7 @@ inline void cp_async(shared_address_t target, const void* source, int source_byt
   convt3d_host::enqueue(target, bytes, data[0], data[1]);
 }
 
-inline void cp_async_commit() { ++convt3d_host::own_queue().group; }
+inline void cp_async_commit() { convt3d_host::close_group(); }
 
 template <int pending>
 inline void cp_async_wait() {
