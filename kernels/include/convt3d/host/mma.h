@@ -1,0 +1,231 @@
+// The host twins of convt3d/mma.cuh. A fragment operation is a collective of all 32 lanes, so divergence is reported. A copy by
+// cp.async lands at its thread's wait_group and is poison until then, so a missing wait or barrier shows.
+#pragma once
+
+#include "cuda_language.h"
+
+#include "convt3d/dtypes.cuh"
+
+#include <cstdlib>
+
+namespace convt3d_host {
+
+CONVT3D_RUNTIME inline void require_all_lanes(void* const (&slots)[warp_threads], const char* what) {
+  for (const void* slot : slots) {
+    if (slot != nullptr) continue;
+    describe_failure("%s needs all 32 lanes of the warp; one has ended or the block has no such thread", what);
+    abandon_block();
+  }
+}
+
+// ---- ldmatrix ----
+
+struct MatrixSlot {
+  unsigned row[4];  // 16 bytes, read by the lane that gives their address
+  unsigned fragment[4];
+};
+
+CONVT3D_RUNTIME inline void combine_ldmatrix(void* const (&slots)[warp_threads]) {
+  require_all_lanes(slots, "ldmatrix");
+  for (unsigned lane = 0; lane < warp_threads; ++lane) {
+    for (unsigned matrix = 0; matrix < 4; ++matrix) {
+      const MatrixSlot* source = static_cast<const MatrixSlot*>(slots[matrix * 8 + lane / 4]);
+      static_cast<MatrixSlot*>(slots[lane])->fragment[matrix] = source->row[lane % 4];
+    }
+  }
+}
+
+template <unsigned matrices>
+void ldmatrix(unsigned (&fragment)[matrices], const char* row, Site site) {
+  MatrixSlot slot{};
+  if (static_cast<unsigned>(lane_of_current()) < 8 * matrices) {
+    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
+      describe_failure("ldmatrix at %s:%d: the address of a row is no multiple of 16 bytes", site.file, site.line);
+      abandon_block();
+    }
+    memcpy(slot.row, row, sizeof slot.row);
+  }
+  warp_collective(0xffffffffu, &slot, combine_ldmatrix, site);
+  for (unsigned r = 0; r < matrices; ++r) fragment[r] = slot.fragment[r];
+}
+
+// ---- mma ----
+
+struct Tf32Element {
+  static constexpr unsigned per_register = 1;
+  CONVT3D_RUNTIME static double value(unsigned bits, unsigned) { return __uint_as_float(bits & ~0x1fffu); }
+};
+
+template <class T>
+struct NarrowElement {
+  static constexpr unsigned per_register = 2;
+  CONVT3D_RUNTIME static double value(unsigned bits, unsigned element) {
+    return to_accum(T{static_cast<unsigned short>(bits >> (16 * element))});
+  }
+};
+
+struct MmaSlot {
+  const unsigned* a;
+  const unsigned* b;
+  float* c;
+};
+
+// fp32 by cutting off, as the tensor cores' adders do.
+CONVT3D_RUNTIME inline float cut_off(double exact) {
+  const float nearest = static_cast<float>(exact);
+  const bool away = std::fabs(static_cast<double>(nearest)) > std::fabs(exact) && !std::isinf(nearest);
+  return away ? __uint_as_float(__float_as_uint(nearest) - 1) : nearest;
+}
+
+template <class Element>
+CONVT3D_RUNTIME void combine_mma(void* const (&slots)[warp_threads]) {
+  require_all_lanes(slots, "mma.sync");
+  constexpr unsigned each = Element::per_register, depth = 8 * each;
+  double a[16][depth], b[depth][8];
+  for (unsigned lane = 0; lane < warp_threads; ++lane) {
+    const MmaSlot* slot = static_cast<const MmaSlot*>(slots[lane]);
+    const unsigned g = lane / 4, t = lane % 4;
+    for (unsigned e = 0; e < each; ++e) {
+      for (unsigned r = 0; r < 4; ++r) a[g + 8 * (r % 2)][4 * each * (r / 2) + each * t + e] = Element::value(slot->a[r], e);
+      for (unsigned r = 0; r < 2; ++r) b[4 * each * r + each * t + e][g] = Element::value(slot->b[r], e);
+    }
+  }
+  double sums[16][8] = {};
+  for (unsigned row = 0; row < 16; ++row) {
+    for (unsigned k = 0; k < depth; ++k) {
+      for (unsigned column = 0; column < 8; ++column) sums[row][column] += a[row][k] * b[k][column];
+    }
+  }
+  for (unsigned lane = 0; lane < warp_threads; ++lane) {
+    float* c = static_cast<const MmaSlot*>(slots[lane])->c;
+    for (unsigned r = 0; r < 4; ++r) c[r] = cut_off(c[r] + sums[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2]);
+  }
+}
+
+template <class Element>
+void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Site site) {
+  const unsigned b[2] = {b0, b1};
+  MmaSlot slot{a, b, c};
+  warp_collective(0xffffffffu, &slot, combine_mma<Element>, site);
+}
+
+// ---- cp.async ----
+
+struct AsyncCopy {
+  char* target;
+  unsigned bytes, group;
+  uint64_t data[2];
+};
+
+struct AsyncQueue {
+  unsigned block;  // whose copies these are; what a block leaves behind never lands
+  unsigned group, count, capacity;
+  AsyncCopy* copies;
+};
+
+inline AsyncQueue async_queues[max_threads];
+
+CONVT3D_RUNTIME inline AsyncQueue& own_queue() {
+  AsyncQueue& queue = async_queues[current - state.threads];
+  if (queue.block != state.block_serial) {
+    queue.block = state.block_serial;
+    queue.group = queue.count = 0;
+  }
+  return queue;
+}
+
+CONVT3D_RUNTIME inline void enqueue(char* target, unsigned bytes, uint64_t low, uint64_t high) {
+  AsyncQueue& queue = own_queue();
+  if (queue.count == queue.capacity) {
+    queue.capacity = queue.capacity == 0 ? 16 : 2 * queue.capacity;
+    queue.copies = static_cast<AsyncCopy*>(realloc(queue.copies, queue.capacity * sizeof(AsyncCopy)));
+  }
+  AsyncCopy& copy = queue.copies[queue.count++];
+  copy.target = target;
+  copy.bytes = bytes;
+  copy.group = queue.group;
+  copy.data[0] = low;
+  copy.data[1] = high;
+}
+
+CONVT3D_RUNTIME inline void close_group() { ++own_queue().group; }
+
+// Take a copy whose group is older than the latest `pending` from the queue.
+CONVT3D_RUNTIME inline bool dequeue(unsigned pending, AsyncCopy& copy) {
+  AsyncQueue& queue = own_queue();
+  for (unsigned i = 0; i < queue.count; ++i) {
+    const AsyncCopy& candidate = queue.copies[i];
+    if (candidate.group + pending >= queue.group) continue;
+    copy.target = candidate.target;
+    copy.bytes = candidate.bytes;
+    copy.data[0] = candidate.data[0];
+    copy.data[1] = candidate.data[1];
+    queue.copies[i] = queue.copies[--queue.count];
+    return true;
+  }
+  return false;
+}
+
+CONVT3D_RUNTIME inline void require_copyable(const char* target, const void* source, int bytes, int source_bytes, Site site) {
+  const char* broken = nullptr;
+  if ((reinterpret_cast<uintptr_t>(target) | reinterpret_cast<uintptr_t>(source)) % static_cast<unsigned>(bytes) != 0) {
+    broken = "an address is no multiple of the size";
+  } else if (target < state.arena || target + bytes > state.arena + state.arena_used) {
+    broken = "the target is not in shared memory";
+  } else if (source_bytes < 0 || source_bytes > bytes) {
+    broken = "it reads more than it writes";
+  }
+  if (broken == nullptr) return;
+  describe_failure("cp.async of %d bytes at %s:%d: %s", bytes, site.file, site.line, broken);
+  abandon_block();
+}
+
+}  // namespace convt3d_host
+
+typedef char* shared_address_t;
+
+inline shared_address_t shared_address(const void* shared) { return static_cast<char*>(const_cast<void*>(shared)); }
+
+inline void ldmatrix_x4(unsigned (&fragment)[4], shared_address_t row, CONVT3D_HERE) {
+  convt3d_host::ldmatrix(fragment, row, {file, line, "ldmatrix"});
+}
+
+inline void ldmatrix_x2(unsigned (&fragment)[2], shared_address_t row, CONVT3D_HERE) {
+  convt3d_host::ldmatrix(fragment, row, {file, line, "ldmatrix"});
+}
+
+inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, CONVT3D_HERE) {
+  convt3d_host::mma<convt3d_host::Tf32Element>(c, a, b0, b1, {file, line, "mma.sync"});
+}
+
+inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, CONVT3D_HERE) {
+  convt3d_host::mma<convt3d_host::NarrowElement<bfloat16_t>>(c, a, b0, b1, {file, line, "mma.sync"});
+}
+
+inline void mma_fp16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, CONVT3D_HERE) {
+  convt3d_host::mma<convt3d_host::NarrowElement<half_t>>(c, a, b0, b1, {file, line, "mma.sync"});
+}
+
+inline unsigned round_to_tf32(float value) {
+  const unsigned bits = __float_as_uint(value);
+  if ((bits & 0x7f800000u) == 0x7f800000u) return (bits & 0x7fffffu) != 0 ? 0x7fffffffu : bits;
+  return (bits + 0x1000u) & ~0x1fffu;
+}
+
+template <int bytes>
+inline void cp_async(shared_address_t target, const void* source, int source_bytes = bytes, CONVT3D_HERE) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
+  convt3d_host::require_copyable(target, source, bytes, source_bytes, {file, line, "cp.async"});
+  uint64_t data[2] = {};
+  memcpy(data, source, static_cast<size_t>(source_bytes));
+  memset(target, 0xff, bytes);  // from here until the wait the contents are undefined
+  convt3d_host::enqueue(target, bytes, data[0], data[1]);
+}
+
+inline void cp_async_commit() { convt3d_host::close_group(); }
+
+template <int pending>
+inline void cp_async_wait() {
+  convt3d_host::AsyncCopy copy;
+  while (convt3d_host::dequeue(pending, copy)) memcpy(copy.target, copy.data, copy.bytes);
+}
