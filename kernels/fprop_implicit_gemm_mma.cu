@@ -272,16 +272,16 @@ struct Fragments {
   unsigned a[PARTS][M_TILES][4], b[PARTS][N_TILES][2];
 
   // Addresses are those of this lane's rows; `part_bytes` lie between the parts of the inputs. j is an even n8 tile.
-  __device__ void load_inputs(shared_address_t inputs, int part_bytes) {
+  __device__ void load_inputs(unsigned inputs, int part_bytes) {
 #pragma unroll
     for (int i = 0; i < PARTS * M_TILES; ++i) {
       ldmatrix_x4(a[i / M_TILES][i % M_TILES], inputs + i / M_TILES * part_bytes + i % M_TILES * 256);
     }
   }
-  __device__ void load_weights(shared_address_t weights, int j) {
+  __device__ void load_weights(unsigned weights, int j) {
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
-      const shared_address_t row = weights + (part * 2 * N_TILES + j) * 128;
+      const unsigned row = weights + (part * 2 * N_TILES + j) * 128;
       if (j + 1 < N_TILES) {
         unsigned both[4];
         ldmatrix_x4(both, row);
@@ -405,7 +405,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   // What is copied next: a group of chunks of a depth tap (and row tap), and a stage of the stream of this class's weights.
   int inputs_left = outer_taps, tap_d = 0, tap_h = 0, input_chunk = 0, depth = 0, row = 0, copied_chunks = 0;
   const char* origin = nullptr;
-  shared_address_t target = shared_address(inputs);
+  unsigned target = shared_address(inputs);
   const auto begin_inputs = [&](int buffer) {
     copied_chunks = inputs_left == 0 ? 0 : min(group_chunks, channel_chunks - input_chunk);
     depth = first_q[0] - axis[0].first_offset - tap_d * axis[0].offset_step;
@@ -427,7 +427,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
     const bool live = static_cast<unsigned>(entry.depth) + depth < static_cast<unsigned>(problem.input_size[0]) &&
                       static_cast<unsigned>(entry.row) + row < static_cast<unsigned>(problem.input_size[1]);
     const char* source = origin + entry.offset;  // not read where it is not live
-    shared_address_t cell = target + i * 16;
+    unsigned cell = target + i * 16;
 #pragma unroll 1
     for (int chunk = 0; chunk < copied_chunks; ++chunk, source += step_chunk, cell += PARTS * 2 * run * 16) {
 #pragma unroll
@@ -463,8 +463,8 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   };
 
   const bool idle = first_position + warp * M_TILES * 16 >= class_positions;
-  const shared_address_t lane_inputs = shared_address(inputs) + (lane / 16 * run + warp * M_TILES * 16 + lane % 16) * 16;
-  const shared_address_t lane_weights = shared_address(weights) + (lane / 8 % 2 * N + lane / 16 * 8 + lane % 8) * 16;
+  const unsigned lane_inputs = shared_address(inputs) + (lane / 16 * run + warp * M_TILES * 16 + lane % 16) * 16;
+  const unsigned lane_weights = shared_address(weights) + (lane / 8 % 2 * N + lane / 16 * 8 + lane % 8) * 16;
   const int part_bytes = 2 * run * 16;
 
   const int next_tap = axis[2].offset_step * 16;  // bytes by which the shift decreases
@@ -480,7 +480,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   for (int outer = 0; outer < outer_taps; ++outer) {
     for (int channel_group = 0; channel_group < channel_groups; ++channel_group, input_buffer ^= 1) {
       const int all = channel_group + 1 == channel_groups ? last_group_taps : group_taps;
-      shared_address_t tap_inputs = lane_inputs + input_buffer * group_chunks * PARTS * part_bytes + last_shift * 16;
+      unsigned tap_inputs = lane_inputs + input_buffer * group_chunks * PARTS * part_bytes + last_shift * 16;
       int taps_of_row = row_taps, rows_of_chunk = run_rows;
       for (int first_tap = 0; first_tap < all; first_tap += staged_taps, weight_buffer ^= 1) {
         cp_async_wait<0>();
@@ -489,7 +489,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
         if (first_tap == 0) begin_inputs(1 - input_buffer);
         int copied = first_tap == 0 ? thread : staged;  // the next group's inputs, one position a tap
         const int stage_taps = idle ? 0 : min(staged_taps, all - first_tap);
-        shared_address_t tap_weights = lane_weights + weight_buffer * stage_bytes;
+        unsigned tap_weights = lane_weights + weight_buffer * stage_bytes;
         Fragments<M_TILES, N_TILES> fragments[AHEAD ? 2 : 1];
         const auto load = [&](Fragments<M_TILES, N_TILES>& of) {
           of.load_inputs(tap_inputs, part_bytes);

@@ -155,9 +155,9 @@ struct alignas(16) Cell {
 __device__ inline void round_cell(const float (&values)[VECTOR], Cell& high, Cell& low) {
 #pragma unroll
   for (int v = 0; v < VECTOR; ++v) {
-    const float rounded = round_to_tf32(values[v]);
-    high.words[v] = __float_as_uint(rounded);
-    low.words[v] = PARTS == 1 || values[v] == rounded ? 0u : __float_as_uint(round_to_tf32(values[v] - rounded));
+    high.words[v] = round_to_tf32(values[v]);
+    const float rest = values[v] - __uint_as_float(high.words[v]);
+    low.words[v] = PARTS == 1 || values[v] == __uint_as_float(high.words[v]) ? 0u : round_to_tf32(rest);
   }
 }
 
@@ -429,7 +429,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
   unsigned char* const slab_memory = stage_memory + stages * stage_bytes;
   scalar_t* const raw_memory = reinterpret_cast<scalar_t*>(slab_memory + slabs * slab_bytes);
   int* const raw_index = reinterpret_cast<int*>(raw_memory + raws * CHUNK * raw_length);
-  const unsigned base = shared_address(shared), slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
+  const unsigned base = keep_address(shared_address(shared)),
+                 slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
   Ring raw(base + 16 * static_cast<unsigned>(stages + slabs), raws);
   const bool whole_planes = raws > 0 && takes_whole_planes(problem, input);

@@ -77,7 +77,7 @@ def test_lanes_meet_at_a_wait() -> None:
 
 def test_tf32_operands_lose_their_low_bits() -> None:
     kernel = kernels()["fprop_rolling_wgmma"]
-    unrounded = kernel.source.replace("const float rounded = round_to_tf32(values[v]);", "const float rounded = values[v];")
+    unrounded = kernel.source.replace("high.words[v] = round_to_tf32(values[v]);", "high.words[v] = __float_as_uint(values[v]);")
     assert unrounded != kernel.source
     trial = Kernel.from_source(unrounded, "unrounded").replace_tunables(**SMALL)
     outcome = verify(HostBackend(), trial, Problem.parse("n2_c1to1_i8_k1"), "tf32", "random", 0)

@@ -2,13 +2,15 @@
 // PTX ISA, "Asynchronous Barrier" and "cp.async.bulk". An mbarrier is 8 bytes of shared memory, named by its address; a phase of an mbarrier ends when its arrivals and its bytes are all in.
 #pragma once
 
+#include "convt3d/shared_memory.cuh"
+
 #if defined(__CUDACC__)
 
-// Where a shared variable lies, as the instructions below take it. The compiler is kept from working it out again at each use.
-__device__ __forceinline__ unsigned shared_address(const void* pointer) {
-  unsigned address;
-  asm volatile("mov.u32 %0, %1;" : "=r"(address) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(pointer))));
-  return address;
+// The same address in a register of its own: the compiler would work it out anew before each use.
+__device__ __forceinline__ unsigned keep_address(unsigned shared_address) {
+  unsigned kept;
+  asm volatile("mov.u32 %0, %1;" : "=r"(kept) : "r"(shared_address));
+  return kept;
 }
 
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, int arrivals) {
@@ -67,12 +69,6 @@ __device__ __forceinline__ void give_registers() {
 template <int registers>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-}
-
-__device__ __forceinline__ float round_to_tf32(float value) {
-  unsigned bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return __uint_as_float(bits);
 }
 
 #else

@@ -112,9 +112,7 @@ inline Mbarrier* mbarrier_at(unsigned address) { return reinterpret_cast<Mbarrie
 
 }  // namespace convt3d_host
 
-inline unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(static_cast<const char*>(pointer) - convt3d_host::state.arena);
-}
+inline unsigned keep_address(unsigned shared_address) { return shared_address; }
 
 inline void mbarrier_init(unsigned barrier, int arrivals) {
   Mbarrier& fresh = *convt3d_host::mbarrier_at(barrier);
@@ -156,9 +154,3 @@ template <int registers>
 inline void give_registers() {}
 template <int registers>
 inline void take_registers() {}
-
-// Round to the nearest TF32, ties away from zero, as cvt.rna does.
-inline float round_to_tf32(float value) {
-  const unsigned bits = __float_as_uint(value);
-  return (bits & 0x7f800000u) == 0x7f800000u ? value : __uint_as_float((bits + 0x1000u) & 0xffffe000u);
-}
