@@ -194,6 +194,11 @@ class Kernel:
         """The tensor the kernel writes."""
         return TENSORS[self.pass_name][-1]
 
+    @property
+    def is_persistent(self) -> bool:
+        """Whether some launch has as many blocks as the GPU has multiprocessors, each with a share of all the work."""
+        return any("multiprocessors" in str(size) for launch in self.launches for size in launch.grid)
+
     def takes_strides(self, tensor: str) -> bool:
         """Whether a tensor is passed as a `View`, so that it need not be contiguous."""
         kinds = [p.kind for launch in self.launches for p in launch.parameters if p.name == tensor]

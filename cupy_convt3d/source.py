@@ -104,7 +104,8 @@ class Instance:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     def __str__(self) -> str:
-        return f"{self.kernel.name}[{self.dtype}]"
+        macros = "".join(f", {name}={value}" for name, value in self.specialization)
+        return f"{self.kernel.name}[{self.dtype}{macros}]"
 
 
 def numbered(source: str, around: list[int], context: int = 3) -> str:

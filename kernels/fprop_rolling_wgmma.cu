@@ -456,7 +456,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
 
   if (warpgroup >= CONSUMERS) {
 #if CONSUMERS == 2 && PRODUCERS == 2
-    give_registers<56>();
+    give_registers<64>();
 #endif
     const int loader = static_cast<int>(threadIdx.x) - CONSUMERS * 128;
     if (loader < LOADERS) {
@@ -571,7 +571,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
   }
 
 #if CONSUMERS == 2 && PRODUCERS == 2
-  take_registers<200>();
+  take_registers<192>();
 #endif
   float sums[SUMS];
 #if defined(CONVT3D_TF32X3)
@@ -595,14 +595,6 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
 
   while (walk.next(segment)) {
     const int tile = segment.group * channel_tiles + segment.channel_tile;
-    if (resident && held != tile) {
-      if (held != -1 && lane == 0) {
-        for (int i = 0; i < slabs; ++i) mbarrier_arrive(slab.barriers + static_cast<unsigned>(slabs + i) * 8);
-      }
-      held = tile;
-      fresh = true;
-      resident_parity ^= 1u;
-    }
 #pragma unroll
     for (int i = 0; i < sum_count; ++i) sums[i] = 0.0f;
     const int class_taps_h = walk.taps_h.count(kernel_h, segment.class_h);
@@ -611,6 +603,14 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
     for (int s = segment.first; s < segment.end; ++s) {
       const int plane = segment.chain + (first_step + s) * chains;
       if (plane >= 0 && plane < problem.input_size[0]) {
+        if (resident && held != tile) {
+          if (held != -1 && lane == 0) {
+            for (int i = 0; i < slabs; ++i) mbarrier_arrive(slab.barriers + static_cast<unsigned>(slabs + i) * 8);
+          }
+          held = tile;
+          fresh = true;
+          resident_parity ^= 1u;
+        }
         // What the products before the newest ones have read is given back: a slab each time, a stage with its last slab.
         unsigned read_slab = 0, read_stage = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {

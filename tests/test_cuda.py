@@ -6,6 +6,7 @@ import pytest
 
 from cupy_convt3d.errors import CompileError, KernelError
 from cupy_convt3d.kernel import ARCHITECTURES, Kernel
+from cupy_convt3d.lab.suites import suite
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
 from cupy_convt3d.source import Instance
@@ -27,6 +28,14 @@ __global__ void plain(const float* input, float* output) {
 """
 
 
+def instances(kernel: Kernel) -> list[Instance]:
+    """One for each dtype; of a kernel specialized by problem, those of four named problems."""
+    if not kernel.specialize:
+        return [Instance(kernel, dtype) for dtype in kernel.dtypes]
+    problems = [suite("core")[name] for name in ("kb58", "kb61", "gan_4s2p1", "vae_3s2")]
+    return [Instance(kernel, dtype, kernel.plan(p, dtype).specialization) for dtype in kernel.dtypes for p in problems]
+
+
 @pytest.mark.slow
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -37,14 +46,14 @@ def test_every_instance_compiles_without_spills(name: str, arch: str) -> None:
         with pytest.raises(KernelError, match=f"not for {arch}"):
             kernel.require(Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)), kernel.dtypes[0], arch)
         return
-    for dtype in kernel.dtypes:
-        cubin, log = nvrtc.compile_cubin(Instance(kernel, dtype), arch)
+    for instance in instances(kernel):
+        cubin, log = nvrtc.compile_cubin(instance, arch)
         attributes = nvrtc.log_attributes(log)
         assert cubin[:4] == b"\x7fELF"
         assert "warning" not in log and "C75" not in log  # C7510 and its kin: wgmma serialised, setmaxnreg ignored
         assert set(attributes) == {launch.symbol for launch in kernel.launches}
         for symbol, found in attributes.items():
-            assert found["spill_bytes"] == 0 and found["stack_bytes"] == 0, f"{symbol} {dtype} {arch}: {found}"
+            assert found["spill_bytes"] == 0 and found["stack_bytes"] == 0, f"{symbol} {instance} {arch}: {found}"
             assert found["registers"] > 0
 
 

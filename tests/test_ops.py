@@ -420,7 +420,8 @@ def test_auto_leaves_plain_passes_to_torch_on_a_gpu_only(pass_name: str, capsys:
     name = ops.PREFERENCE[pass_name][-1]
     assert chosen("torch", None, name).name == name
     assert main(["info", "--why", str(problem)]) == 0
-    assert f"{pass_name} fp32: {ops.PREFERENCE[pass_name][0]}; on torch's CUDA tensors torch's own operator: " in capsys.readouterr().out
+    name = ops.choose_kernel("auto", pass_name, problem, "fp32").name
+    assert f"{pass_name} fp32: {name}; on torch's CUDA tensors torch's own operator: " in capsys.readouterr().out
 
 
 def test_a_looser_precision_takes_the_loosest_instance() -> None:

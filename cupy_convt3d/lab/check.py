@@ -257,7 +257,7 @@ class _Search:
 
     def run_far(self) -> None:
         """Run tensors past 2^31 elements, in the smallest of the dtypes."""
-        if self.worker.backend != "host" or self.sanitize is not None:
+        if self.worker.backend != "host" or self.sanitize is not None or self.kernel.is_persistent:
             return
         self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
         for problem in far_problems(self.kernel.pass_name):
