@@ -308,7 +308,7 @@ __device__ __forceinline__ void implicit_gemm(const Problem& problem, const View
   const int channels = problem.in_channels / problem.groups;
   int buffer = 0;
   for (int first = 0; first < channels + tile.chunk; first += tile.chunk, buffer ^= 1) {
-    wait_for_copies();
+    cp_async_wait_all();
     __syncthreads();  // the stage copied in the last round has landed, and the one before it has been read
     const int chunk = tile.chunk, weights_at = tile.weights_at + channel_warp * chunk * tile.channel_weights;
     if (first < channels) {

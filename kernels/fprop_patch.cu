@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   }
 
   for (int first = 0, buffer = 0; first < channels + DEPTH; first += DEPTH, buffer ^= 1) {
-    wait_for_copies();
+    cp_async_wait_all();
     __syncthreads();  // the stage copied in the last round has landed, and the one before it has been read
     if (first < channels) {
       stage(inputs[buffer], input_from + first * input.stride[1], input.stride[1], channels - first, row < voxels,

@@ -159,7 +159,7 @@ __device__ __forceinline__ void grouped_rows(unsigned char* shared, RowTile& til
 #pragma unroll
     for (int i = 0; i < QUADS * 4 * RESIDUES; ++i) sums[i / (4 * RESIDUES)][i / RESIDUES % 4][i % RESIDUES][c] = start;
   }
-  wait_for_copies();
+  cp_async_wait_all();
   __syncthreads();
 
   const int taps = tile.axis[2].taps;

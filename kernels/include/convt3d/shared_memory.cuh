@@ -17,9 +17,9 @@ __device__ inline unsigned round_to_tf32(float value) {
 // Copy `bytes` (4, 8 or 16, both addresses multiples of it) to shared memory: `source_bytes` from the source, the rest zeros.
 // It has landed for this thread after a wait for its group, for the others after a barrier that follows.
 template <int bytes>
-__device__ inline void cp_async(unsigned target, const void* source, int source_bytes = bytes) {
+__device__ __forceinline__ void cp_async(unsigned target, const void* source, int source_bytes = bytes) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
-  if (bytes == 16) {
+  if constexpr (bytes == 16) {  // past L1: what is copied whole is used once
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(source_bytes) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source), "n"(bytes), "r"(source_bytes)
@@ -35,6 +35,9 @@ template <int pending>
 __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+// Wait for all of this thread's copies, committed or not.
+__device__ inline void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 #else
 #include "convt3d/host/shared_memory.h"

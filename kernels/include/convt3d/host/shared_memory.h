@@ -109,3 +109,8 @@ inline void cp_async_wait() {
   convt3d_host::AsyncCopy copy;
   while (convt3d_host::dequeue(pending, copy)) memcpy(copy.target, copy.data, copy.bytes);
 }
+
+inline void cp_async_wait_all() {
+  cp_async_commit();
+  cp_async_wait<0>();
+}
