@@ -26,7 +26,7 @@ CONVT3D := $(RUN) -m cupy_convt3d
 XDIST = $$($(RUN) -c "import xdist" 2>/dev/null && echo "-n $(WORKERS) --dist worksteal")
 DEMO := $(if $(wildcard cupy_convt3d/lab/report.py),report --out report,check)
 
-.PHONY: demo test test-rest test-all test-large search compute-sanitizer mutants fuzz lint format clean
+.PHONY: demo test test-rest test-all test-large search compute-sanitizer mutants fuzz lint format docs clean
 
 demo: $(READY)
 	$(CONVT3D) $(DEMO)
@@ -74,6 +74,11 @@ format: $(READY_DEV)
 	$(RUN) -m ruff check --fix .
 	git ls-files '*.cu' '*.cuh' '*.h' | xargs $(CLANG_FORMAT) -i
 
+# The site in build/docs, notebooks executed; a warning is an error, and nothing is fetched.
+docs: $(READY)
+	$(RUN) -m sphinx -W --keep-going -q -E -b html docs build/docs
+	@echo "Written: build/docs/index.html"
+
 .venv/.installed: pyproject.toml constraints.txt
 	test -x .venv/bin/python || $(BASE_PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[test]"
@@ -84,4 +89,4 @@ format: $(READY_DEV)
 	touch $@
 
 clean:
-	rm -rf .venv build dist report .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf docs/_generated docs/notebooks .venv build dist report .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cupy_convt3d.lab import plots
+from cupy_convt3d import plots
 from cupy_convt3d.lab.measure import Ceilings, Row
 from cupy_convt3d.lab.summary import Comparison, comparisons, rows_of, summary
 

@@ -21,6 +21,7 @@ except metadata.PackageNotFoundError:  # a source tree that was never installed
 _LAZY: dict[str, tuple[str, str | None]] = {
     "check": ("cupy_convt3d.lab.check", "check"),
     "nn": ("cupy_convt3d.nn", None),
+    "plots": ("cupy_convt3d.plots", None),
     "suites": ("cupy_convt3d.lab.suites", None),
 }
 
@@ -41,6 +42,7 @@ __all__ = [
     "conv_transpose3d_grad_weight",
     "kernels",
     "nn",
+    "plots",
     "suites",
 ]
 
@@ -53,6 +55,13 @@ def __getattr__(name: str) -> Any:
     value = module if attribute is None else getattr(module, attribute)
     globals()[name] = value
     return value
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a notebook the cell magic `%%convt3d`; called by `%load_ext cupy_convt3d`."""
+    from .magic import Convt3dMagics
+
+    shell.register_magics(Convt3dMagics)
 
 
 def __dir__() -> list[str]:

@@ -147,7 +147,7 @@ class Kernel:
 
     @classmethod
     def from_source(cls, source: str, name: str = "kernel") -> Kernel:
-        """Make a kernel from CUDA source that begins with its declaration, a TOML comment:
+        """Make a kernel from CUDA source that begins with its declaration, a TOML comment::
 
             /* convt3d
             pass = "fprop"
@@ -168,7 +168,7 @@ class Kernel:
             raise KernelError(f"kernel {name!r}: no declaration; begin the file with a comment /* convt3d ... */ that gives at "
                               "least pass, dtypes and one [[launch]] with grid and block")
         try:
-            declared = tomllib.loads(match["toml"])
+            declared = tomllib.loads("\n" * source.count("\n", 0, match.start("toml")) + match["toml"])  # the file's own line numbers
         except tomllib.TOMLDecodeError as error:
             raise KernelError(f"kernel {name!r}: its declaration is no valid TOML: {error}") from None
         return _from_declaration(name, source, declared)

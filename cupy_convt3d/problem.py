@@ -270,7 +270,7 @@ class Problem:
 
     @cached_property
     def flop(self) -> int:
-        """Useful floating-point operations: 2 for each multiply-add whose tap is not clipped; the same for all passes."""
+        """Useful floating-point operations, 2 for each multiply-add whose tap is not clipped; the same for all passes."""
         pairs = math.prod(self.live_pairs(a) for a in range(3))
         return 2 * self.batch * self.in_channels * (self.out_channels // self.groups) * pairs
 

@@ -72,12 +72,12 @@ def fprop(problem: Problem, input: Array, weight: Array, bias: Array | None = No
 
     Args:
         problem: the geometry; says whether there is a bias.
-        input: (batch, in_channels, *input_size), integers or floats (bfloat16 of ml_dtypes too).
-        weight: (in_channels, out_channels / groups, *kernel_size).
+        input: `(batch, in_channels, *input_size)`, integers or floats (bfloat16 of ml_dtypes too).
+        weight: `(in_channels, out_channels / groups, *kernel_size)`.
         bias: (out_channels,) where `problem.bias`, else None.
 
     Returns:
-        (batch, out_channels, *output_size) in int64 if every tensor holds integers, then exact; else in fp64.
+        `(batch, out_channels, *output_size)` in int64 if every tensor holds integers, then exact; else in fp64.
 
     Raises:
         ProblemError: a shape does not fit the problem, or a dtype holds no real numbers.
@@ -86,7 +86,7 @@ def fprop(problem: Problem, input: Array, weight: Array, bias: Array | None = No
 
 
 def dgrad(problem: Problem, grad_output: Array, weight: Array) -> Array:
-    """Return the gradient of the input (batch, in_channels, *input_size): the adjoint of `fprop` in its input.
+    """Return the gradient of the input `(batch, in_channels, *input_size)`: the adjoint of `fprop` in its input.
 
     Shapes are those of `problem.shapes("dgrad")`; dtypes and errors as in `fprop`.
     """
@@ -94,7 +94,7 @@ def dgrad(problem: Problem, grad_output: Array, weight: Array) -> Array:
 
 
 def wgrad(problem: Problem, input: Array, grad_output: Array) -> Array:
-    """Return the gradient of the weight (in_channels, out_channels / groups, *kernel_size): the adjoint of `fprop` in it.
+    """Return the gradient of the weight `(in_channels, out_channels / groups, *kernel_size)`: the adjoint of `fprop` in it.
 
     Shapes are those of `problem.shapes("wgrad")`; dtypes and errors as in `fprop`.
     """

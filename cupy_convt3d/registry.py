@@ -1,4 +1,4 @@
-"""The registered kernels: every `.cu` file of the kernel directory, found by its declaration."""
+"""The registered kernels: every `.cu` file of the kernel directory, and those that were registered in this process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from .errors import KernelError
 from .kernel import Kernel
 from .source import kernel_directory
+
+_own: dict[str, Kernel] = {}  # registered in this process; they come before the files of the same name
 
 
 @lru_cache(maxsize=4)
@@ -19,7 +21,18 @@ def kernels(pass_name: str | None = None) -> dict[str, Kernel]:
     """Return the registered kernels by name, of one pass or of all."""
     directory = kernel_directory()
     shipped = _shipped(directory, tuple((f.name, f.stat().st_mtime_ns) for f in sorted(directory.glob("*.cu"))))
-    return {name: kernel for name, kernel in shipped.items() if pass_name in (None, kernel.pass_name)}
+    return {name: kernel for name, kernel in {**shipped, **_own}.items() if pass_name in (None, kernel.pass_name)}
+
+
+def register(kernel: Kernel, *, replace: bool = False) -> None:
+    """Register a kernel under its name until this process ends.
+
+    Raises:
+        KernelError: the name is taken and `replace` is false.
+    """
+    if not replace and kernel.name in kernels():
+        raise KernelError(f"kernel {kernel.name!r}: is registered already; replace it knowingly or choose another name")
+    _own[kernel.name] = kernel
 
 
 def kernel(name: str) -> Kernel:

@@ -46,7 +46,8 @@ def installed(distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPat
 def test_the_sdist_carries_kernels_and_tests(distributions: tuple[Path, Path]) -> None:
     with tarfile.open(distributions[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    missing = {*SHIPPED, "pyproject.toml", "LICENSE", "tests/conftest.py", "tests/test_packaging.py"} - names
+    others = {"pyproject.toml", "LICENSE", "tests/conftest.py", "tests/test_packaging.py", "notebooks/00_quickstart.ipynb"}
+    missing = {*SHIPPED, *others} - names
     assert not missing, f"the sdist lacks {sorted(missing)}"
 
 

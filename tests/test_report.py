@@ -20,10 +20,10 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 pytest.importorskip("nibabel")
 
-from cupy_convt3d import registry
+from cupy_convt3d import plots, registry
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.kernel import Kernel
-from cupy_convt3d.lab import plots, report
+from cupy_convt3d.lab import report
 from cupy_convt3d.lab.measure import Bench, Ceilings, Row, measure_ceilings
 from cupy_convt3d.lab.mri import trilinear
 from cupy_convt3d.problem import Problem

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from ..backends.base import Backend
 from ..kernel import Kernel
+from ..plots import results as plots
 from ..problem import PASSES, Problem
 from ..registry import kernels
-from . import plots
 from .check import CheckReport, check
 from .measure import Bench, Ceilings, Row, measure_ceilings
 from .mri import VOLUME, mri_volume, trilinear, trilinear_weight

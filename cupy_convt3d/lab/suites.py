@@ -8,6 +8,8 @@ from dataclasses import replace
 from ..errors import ProblemError
 from ..problem import AXES, Problem, Triple
 
+HOST_FLOP_LIMIT = 4_000_000  # what the named problems are scaled down to on the host
+
 # KernelBench level 1. Its 73 passes `groups` where its reference takes `output_padding` and then ignores it, so the file runs
 # with one group (kb73_g1); kb73 is what its title says.
 _KERNELBENCH = {

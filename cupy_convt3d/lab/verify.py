@@ -11,6 +11,7 @@ import numpy as np
 from .. import reference
 from ..backends.base import Backend, TensorRef, run
 from ..dtypes import DTYPES
+from ..errors import LaunchError
 from ..kernel import Kernel
 from ..problem import Problem
 from .tensors import draw_tensors
@@ -181,6 +182,29 @@ def verify(backend: Backend, kernel: Kernel, problem: Problem, dtype: str, kind:
     if kernel.deterministic and not np.array_equal(bits, again):
         return _element(example, np.not_equal(bits, again), bits, again, "two runs differ, yet the kernel is deterministic")
     return outcome
+
+
+def output(backend: Backend, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int) -> tuple[Array, Array, Array | None]:
+    """Return what a kernel writes on the contiguous tensors of one example (fp64; NaN: never written), the reference, and the
+    error bound for kind "random".
+
+    Arguments are those of `verify`; guards and shuffled orders are left to it.
+
+    Raises:
+        KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
+    """
+    example = _Example(backend, kernel, problem, dtype, 0)
+    values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
+    read = {name: example.place(name, value.shape, _OUTSIDE[example.element], None) for name, value in values.items()}
+    for name, placed in read.items():
+        placed.view(placed.bits)[...] = values[name].view(placed.bits.dtype)
+    written = example.place(kernel.written, problem.shapes(kernel.pass_name)[0][kernel.written], _STRAY[example.element], None)
+    bits = _execute(example, read, written, _UNWRITTEN[example.element], 0)
+    if isinstance(bits, Outcome):
+        raise LaunchError(f"{kernel.name}: {bits.message}")
+    ref = reference.run(kernel.pass_name, problem, values)
+    bound = _bound(kernel, problem, dtype, values, ref) if kind == "random" else None
+    return bits.view(DTYPES[dtype].numpy).astype(np.float64), ref.astype(np.float64), bound
 
 
 def _bound(kernel: Kernel, problem: Problem, dtype: str, values: Mapping[str, Array], ref: Array) -> Array:

@@ -28,7 +28,7 @@ from ..errors import BackendError, CompileError, KernelError, LaunchError
 from ..kernel import Kernel
 from ..problem import Problem
 from .far import FAR, verify_far
-from .verify import Outcome, verify
+from .verify import Outcome, output, verify
 
 START_LIMIT_S = 120.0  # imports, CUDA initialisation
 COMPILE_LIMIT_S = 600.0
@@ -143,17 +143,38 @@ class Worker:
         Raises:
             KernelError, CompileError, BackendError: the kernel cannot be compiled or cannot do the problem.
         """
+        reply = self._run("verify", problem, dtype, kind, seed)
+        assert isinstance(reply, Outcome)
+        return reply
+
+    def output(self, problem: Problem, dtype: str, kind: str, seed: int) -> tuple[Any, Any, Any]:
+        """Return what `verify.output` does.
+
+        Raises:
+            LaunchError: the kernel crashed, hung or wrote outside its tensor.
+            KernelError, CompileError, BackendError: as `verify`.
+        """
+        reply = self._run("output", problem, dtype, kind, seed)
+        if isinstance(reply, Outcome):
+            raise LaunchError(f"{self.kernel.name}: {reply.message}")
+        return reply  # type: ignore[no-any-return]
+
+    def dry_run(self, problem: Problem, dtype: str) -> Outcome:
+        """Launch the kernel once on arrays of the problem's full size, with no look at the result; outcomes as of `verify`."""
+        reply = self._run("dry_run", problem, dtype)
+        assert isinstance(reply, Outcome)
+        return reply
+
+    def _run(self, request: str, problem: Problem, dtype: str, *more: Any) -> Any:
         specialization = self.kernel.plan(problem, dtype).specialization if self.backend == "cuda" else ()
         instance = (self.kernel, dtype, specialization)
         if instance not in self._compiled:
             failed = self._request("compile", self.kernel, dtype, problem, limit_s=COMPILE_LIMIT_S)
             if failed is not None:  # loading it has ended the child
-                return failed  # type: ignore[no-any-return]
+                return failed
             self._compiled[instance] = len(self._compiled)
         limit_s = self.time_limit_s * (6 if self.sanitizer == "thread" else 1)
-        reply = self._request("verify", self._compiled[instance], problem, kind, seed, limit_s=limit_s)
-        assert isinstance(reply, Outcome)
-        return reply
+        return self._request(request, self._compiled[instance], problem, *more, limit_s=limit_s)
 
     def restart(self) -> None:
         """Start the child anew: nothing that a kernel did to its memory stays."""
@@ -286,9 +307,9 @@ def _serve(source: int, target: int) -> None:
                 instances.append((kernel, dtype))
                 _write(target, ("ok", None))
             else:
-                number, problem, kind, seed = arguments
+                number, problem, *more = arguments
                 kernel, dtype = instances[number]
-                _write(target, ("ok", _verify(backend, kernel, problem, dtype, kind, seed)))
+                _write(target, ("ok", _REQUESTS[request](backend, kernel, problem, dtype, *more)))
         except MemoryError as error:
             _write(target, ("ok", Outcome(False, message=f"out of memory: {error}")))
         except LaunchError as error:
@@ -310,6 +331,18 @@ def _verify(backend: Any, kernel: Kernel, problem: Problem, dtype: str, kind: st
     if kind == FAR:
         return verify_far(backend, kernel, problem, dtype, seed)
     return verify(backend, kernel, problem, dtype, kind, seed)
+
+
+def _dry_run(backend: Any, kernel: Kernel, problem: Problem, dtype: str) -> Outcome:
+    from .measure import Bench
+
+    bench = Bench(backend, against=())
+    bench.prepared(kernel, problem, dtype, bench.arrays(problem, kernel.pass_name, dtype))()
+    backend.synchronize()
+    return Outcome(True)
+
+
+_REQUESTS: dict[str, Any] = {"verify": _verify, "output": output, "dry_run": _dry_run}
 
 
 def _backend(name: str, sanitizer: str | None) -> Any:

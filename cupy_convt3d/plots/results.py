@@ -1,84 +1,93 @@
-"""Pictures of what was measured, each a matplotlib `Figure` made without pyplot, so they need no display and share no state."""
+"""Pictures of what was measured: speed, roofline, errors, a volume before and after."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from ..problem import PASSES
-from .measure import Ceilings, Row
+from .style import BAD, COLORS, GRID, INK, RIVAL, Picture, literal, style
 
-_INK, _GRID = "#1f2933", "#d9dee3"
-_RIVAL = "#a3adb8"
-_COLORS = ("#2f6f9f", "#d9822b", "#3f8f5f", "#8e5ea2", "#b8433c", "#6b7a2a", "#2a8c8c", "#c25b8a")
+if TYPE_CHECKING:
+    from ..lab.measure import Ceilings, Row
+
 _EXACT = 1e-6  # where an error of 0 is drawn on a logarithmic axis
-
-
-def _literal(text: str) -> str:
-    """Keep matplotlib from reading a name as mathematics."""
-    return text.replace("$", r"\$")
-
-
-def _style(axes: Any, title: str = "") -> None:
-    axes.set_title(_literal(title), loc="left", fontsize=10, color=_INK, fontweight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_GRID)
-    axes.tick_params(colors=_INK, labelsize=8, length=0, which="both")
-    axes.set_axisbelow(True)
 
 
 def _colors(rows: Sequence[Row]) -> dict[str, str]:
     names = dict.fromkeys(row.contender for row in rows if not row.is_rival)
-    colors = {name: _COLORS[position % len(_COLORS)] for position, name in enumerate(names)}
-    return colors | {row.contender: _RIVAL for row in rows if row.is_rival}
+    colors = {name: COLORS[position % len(COLORS)] for position, name in enumerate(names)}
+    return colors | {row.contender: RIVAL for row in rows if row.is_rival}
 
 
 def speed_bars(rows: Sequence[Row]) -> Figure:
-    """Draw useful GFLOP/s of every kernel and of torch for each problem, a panel a pass; the rate's axis is logarithmic."""
+    """Draw useful GFLOP/s of every kernel and of torch for each problem, a panel a pass; the rate's axis is logarithmic.
+
+    Where ceilings were measured, a line across a problem's bars is the rate at its floor, which no kernel passes by much.
+
+    Args:
+        rows: as `Bench.compare` returns them, or as `lab.results.load` reads them from a report.
+    """
     timed = [row for row in rows if row.median_ms and row.flop]
     passes = [name for name in PASSES if any(row.pass_name == name for row in timed)]
     colors = _colors(timed)
     cases = {name: list(dict.fromkeys(r.case for r in timed if r.pass_name == name)) for name in passes}
     contenders = {name: list(dict.fromkeys(r.contender for r in timed if r.pass_name == name)) for name in passes}
     heights = [len(cases[name]) * (0.13 * len(contenders[name]) + 0.09) + 0.5 for name in passes] or [1.0]
-    figure = Figure(figsize=(7.2, sum(heights) + 0.9), layout="constrained")
+    figure = Picture(figsize=(7.2, sum(heights) + 0.9), layout="constrained")
     panels = figure.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     for axes, name in zip(panels, passes, strict=False):
         width = 0.84 / len(contenders[name])
         for place, contender in enumerate(contenders[name]):
             own = {r.case: r.flop / (r.median_ms or math.inf) / 1e6 for r in timed if (r.pass_name, r.contender) == (name, contender)}
             positions = [cases[name].index(case) + (place - (len(contenders[name]) - 1) / 2) * width for case in own]
-            axes.barh(positions, list(own.values()), width * 0.92, color=colors[contender], label=_literal(contender))
-        axes.set_yticks(range(len(cases[name])), [_literal(case) for case in cases[name]])
+            axes.barh(positions, list(own.values()), width * 0.92, color=colors[contender], label=literal(contender))
+        floors = {r.case: r.flop / r.floor_ms / 1e6 for r in timed if r.pass_name == name and r.floor_ms}
+        if floors:
+            places = np.array([cases[name].index(case) for case in floors])
+            axes.vlines(list(floors.values()), places - 0.44, places + 0.44, color=BAD, linewidth=1.6, label="floor")
+        axes.set_yticks(range(len(cases[name])), [literal(case) for case in cases[name]])
         axes.set_ylim(len(cases[name]) - 0.5, -0.5)
         axes.set_xscale("log")
-        axes.grid(axis="x", color=_GRID, linewidth=0.7)
+        axes.xaxis.set_major_formatter("{x:g}")
+        narrow = np.log10(np.divide(*axes.get_xlim()[::-1])) < 2.2  # too few powers of ten to read a bar by
+        axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.xaxis.set_minor_formatter("{x:g}" if narrow else NullFormatter())
+        axes.grid(axis="x", color=GRID, linewidth=0.7)
         axes.tick_params(labelbottom=True)
-        _style(axes, name)
-    panels[-1].set_xlabel("useful GFLOP/s (logarithmic)", fontsize=8, color=_INK)
+        style(axes, name)
+    panels[-1].set_xlabel("useful GFLOP/s (logarithmic)", fontsize=8, color=INK)
     entries: dict[str, Any] = {}
     for axes in panels:
         entries |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if entries:
+        if "floor" in entries:
+            entries["floor"] = entries.pop("floor")  # last
         figure.legend(entries.values(), entries, loc="outside upper left", ncols=4, frameon=False, fontsize=8)
     return figure
 
 
 def roofline(rows: Sequence[Row], ceilings: Ceilings, dtype: str = "fp32") -> Figure:
-    """Draw rate against arithmetic intensity (useful FLOP / compulsory byte) under the ceilings measured in the same run."""
+    """Draw rate against arithmetic intensity (useful FLOP / compulsory byte) under the ceilings measured in the same run.
+
+    Args:
+        rows, ceilings: of one run, from `Bench.compare` and `measure_ceilings`, or from a report by `lab.results.load`.
+        dtype: whose rows and GEMM ceiling are drawn.
+    """
     timed = [row for row in rows if row.median_ms and row.flop and row.dtype == dtype]
     peak, bandwidth = ceilings.gemm_flop_per_s[dtype], ceilings.copy_bytes_per_s
-    figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+    figure = Picture(figsize=(7.2, 4.8), layout="constrained")
     axes = figure.subplots()
     ridge = peak / bandwidth
     intensities = [row.flop / row.bytes_moved for row in timed] or [ridge]
     low, high = min(*intensities, ridge) / 2, max(*intensities, ridge) * 2
     line = np.geomspace(low, high, 200)
-    axes.plot(line, np.minimum(peak, line * bandwidth) / 1e12, color=_INK, linewidth=1.4)
+    axes.plot(line, np.minimum(peak, line * bandwidth) / 1e12, color=INK, linewidth=1.4)
     note: Any = {"textcoords": "offset points", "fontsize": 8}
     axes.annotate(f"GEMM, {dtype}: {peak / 1e12:.1f} TFLOP/s", (high, peak / 1e12), (0, 4), ha="right", **note)
     axes.annotate(f"copy: {bandwidth / 1e12:.2f} TB/s", (low, low * bandwidth / 1e12), (4, 0), va="top", **note)
@@ -89,34 +98,38 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, dtype: str = "fp32") -> Fi
             own = [row for row in timed if (row.contender, row.pass_name) == (contender, name)]
             if own:
                 rates = [row.flop / (row.median_ms or math.inf) / 1e9 for row in own]
-                label = _literal(f"{contender} ({name})" if len(passes) > 1 else contender)
+                label = literal(f"{contender} ({name})" if len(passes) > 1 else contender)
                 axes.scatter([r.flop / r.bytes_moved for r in own], rates, 22, color=color, marker=marks[name], alpha=0.85, label=label)
     axes.set(xscale="log", yscale="log")
-    axes.set_xlabel("useful FLOP / compulsory byte", fontsize=8, color=_INK)
-    axes.set_ylabel("useful TFLOP/s", fontsize=8, color=_INK)
-    axes.grid(color=_GRID, linewidth=0.6)
-    _style(axes)
+    axes.set_xlabel("useful FLOP / compulsory byte", fontsize=8, color=INK)
+    axes.set_ylabel("useful TFLOP/s", fontsize=8, color=INK)
+    axes.grid(color=GRID, linewidth=0.6)
+    style(axes)
     if timed:
         figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=8)
     return figure
 
 
 def error_histogram(ratios: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw how far errors stay below the derived bound, kernel by kernel; exact results stand in the bin at the left edge."""
-    figure = Figure(figsize=(7.2, 0.75 * max(1, len(ratios)) + 0.8), layout="constrained")
+    """Draw how far errors stay below the derived bound, kernel by kernel; exact results stand in the bin at the left edge.
+
+    Args:
+        ratios: error over its bound of each random example, by kernel: `CheckReport.ratios`.
+    """
+    figure = Picture(figsize=(7.2, 0.75 * max(1, len(ratios)) + 0.8), layout="constrained")
     panels = figure.subplots(max(1, len(ratios)), 1, sharex=True, squeeze=False)[:, 0]
     finite = {name: [r for r in values if math.isfinite(r)] for name, values in ratios.items()}
     top = max(10.0, *(2 * max(values, default=0.0) for values in finite.values())) if finite else 10.0
     bins = np.geomspace(_EXACT, top, 57)
     for position, (axes, (name, values)) in enumerate(zip(panels, finite.items(), strict=False)):
-        axes.hist(np.maximum(values, _EXACT * 1.01), bins=bins, color=_COLORS[position % len(_COLORS)])
-        axes.axvline(1.0, color="#b8433c", linewidth=1.2)
+        axes.hist(np.maximum(values, _EXACT * 1.01), bins=bins, color=COLORS[position % len(COLORS)])
+        axes.axvline(1.0, color=BAD, linewidth=1.2)
         label = f"{name}  ({len(values)} results" + (f", worst {max(values):.2g})" if values else ")")
-        _style(axes)
-        axes.set_title(_literal(label), loc="left", fontsize=8, color=_INK, pad=2)
+        style(axes)
+        axes.set_title(literal(label), loc="left", fontsize=8, color=INK, pad=2)
         axes.set(xscale="log", xlim=(_EXACT, top), yticks=[])
         axes.spines["left"].set_visible(False)
-    panels[-1].set_xlabel("error / bound (logarithmic; red: the bound; left edge: exact)", fontsize=8, color=_INK)
+    panels[-1].set_xlabel("error / bound (logarithmic; red: the bound; left edge: exact)", fontsize=8, color=INK)
     return figure
 
 
@@ -127,7 +140,7 @@ def volume_slices(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> 
         before: (depth, height, width).
         after: (2*depth, 2*height, 2*width).
     """
-    figure = Figure(figsize=(7.2, 6.0), layout="constrained", facecolor="white")
+    figure = Picture(figsize=(7.2, 6.0), layout="constrained", facecolor="white")
     panels = figure.subplots(2, 2)
     high = float(np.percentile(before, 99.5)) or 1.0
     for column, (volume, title) in enumerate(((before, "before"), (after, "after"))):
@@ -137,6 +150,6 @@ def volume_slices(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> 
         size = "x".join(map(str, volume.shape))
         for axes, shown, text in ((panels[0, column], image, f"{title}, {size}"), (panels[1, column], part, f"{title}, enlarged")):
             axes.imshow(shown, cmap="gray", vmin=0, vmax=high, interpolation="nearest", origin="lower")
-            axes.set_title(text, loc="left", fontsize=9, color=_INK)
+            axes.set_title(text, loc="left", fontsize=9, color=INK)
             axes.set_axis_off()
     return figure
