@@ -180,7 +180,9 @@ class Worker:
         """Start the child anew: nothing that a kernel did to its memory stays."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
-            _read(self._output, time.monotonic() + START_LIMIT_S)  # the report of that death
+            # The report of that death, perhaps after an answer that came just too late.
+            while _read(self._output, time.monotonic() + START_LIMIT_S)[0] != "died":
+                pass
             self._forget()
 
     def _request(self, *request: Any, limit_s: float) -> Any:
