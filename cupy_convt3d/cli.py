@@ -247,7 +247,7 @@ def _why_auto(problem: Problem) -> Iterator[str]:
                 chosen = ops.choose_kernel("auto", pass_name, problem, dtype).name
             except KernelError as error:
                 chosen = f"none: {error}"
-            reason = ops.left_to_torch(pass_name, problem, dtype)
+            reason = ops.left_to_torch(pass_name)
             torchs = f"; on torch's CUDA tensors torch's own operator: {reason}" if reason else ""
             yield f"{pass_name} {dtype}: {chosen}{torchs}"
 

@@ -107,23 +107,22 @@ extern "C" __global__ void __launch_bounds__(256)
   if (index >= problem.in_channels * taps * thread_tiles * thread_channels) return;
   const int lane = static_cast<int>(index % thread_channels);
   index /= thread_channels;
-  int tap[3], class_taps[3], before[3], position[3];
+  int tap[3];
+  PackedTap place[3];
   for (int a = 2; a >= 0; --a) {
     tap[a] = static_cast<int>(index % kernel[a]);
     index /= kernel[a];
-    const int step = problem.stride[a] / greatest_common_divisor(problem.stride[a], problem.dilation[a]);
-    class_taps[a] = taps_of_class(kernel[a], step, tap[a] % step);
-    before[a] = taps_before_class(kernel[a], step, tap[a] % step);
-    position[a] = class_taps[a] - 1 - tap[a] / step;
+    place[a] = packed_tap(problem, a, tap[a]);
   }
   const int ci = static_cast<int>(index % channels);
   const index_t tile = index / channels;  // group * thread_tiles + thread tile
   const int co = static_cast<int>(tile % thread_tiles) * thread_channels + lane, group = static_cast<int>(tile / thread_tiles);
-  const index_t taps_before = (static_cast<index_t>(before[0]) * kernel[1] + class_taps[0] * before[1]) * kernel[2] +
-                              class_taps[0] * class_taps[1] * before[2];
+  const index_t taps_before =
+      (static_cast<index_t>(place[0].before) * kernel[1] + place[0].class_taps * place[1].before) * kernel[2] +
+      place[0].class_taps * place[1].class_taps * place[2].before;
   const index_t row = (tile * taps + taps_before) * channels +
-                      static_cast<index_t>(ci) * class_taps[0] * class_taps[1] * class_taps[2] +
-                      (position[0] * class_taps[1] + position[1]) * class_taps[2] + position[2];
+                      static_cast<index_t>(ci) * place[0].class_taps * place[1].class_taps * place[2].class_taps +
+                      (place[0].position * place[1].class_taps + place[1].position) * place[2].class_taps + place[2].position;
   packed_weight[row * thread_channels + lane] =
       co < out_channels ? to_accum(*weight.at(group * channels + ci, co, tap[0], tap[1], tap[2])) : accum_t(0);
 }

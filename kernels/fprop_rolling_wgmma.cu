@@ -90,6 +90,7 @@ shared_bytes = "1024 + stages * stage_bytes + raws * raw_bytes + slabs * slab_by
 // (channels_last, odd sizes) they read the input themselves. The last warp copies slabs of packed weights, one tap x CHUNK
 // channels each. If all slabs of a column fit in shared memory they are copied once.
 #include "convt3d.cuh"
+#include "convt3d/dense_axis.cuh"
 #include "convt3d/wgmma.cuh"
 
 #ifndef CHUNK
@@ -175,16 +176,11 @@ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 struct ClassTaps {
   int period, offset_step;
   __device__ ClassTaps(const Problem& problem, int axis) {
-    int divisor = problem.stride[axis];
-    for (int rest = problem.dilation[axis]; rest != 0;) {
-      const int next = divisor % rest;
-      divisor = rest;
-      rest = next;
-    }
+    const int divisor = greatest_common_divisor(problem.stride[axis], problem.dilation[axis]);
     period = problem.stride[axis] / divisor;
     offset_step = problem.dilation[axis] / divisor;
   }
-  __device__ int count(int kernel, int first) const { return first < kernel ? (kernel - 1 - first) / period + 1 : 0; }
+  __device__ int count(int kernel, int first) const { return first < kernel ? taps_of_class(kernel, period, first) : 0; }
 };
 
 // ---- packing: slabs [group][channel tile][h class][chunk][tap h][w class][tap w] of cells [part][cell][slot, w class, channel].
@@ -226,7 +222,7 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
 // ---- outputs that no tap reaches, whole rows of them: bias alone ----
 
 extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const scalar_t* __restrict__ bias,
-                                                  const View<scalar_t> output, const int classes_h) {
+                                                  const View<scalar_t> output) {
   const int channel_tiles = ceil_div(problem.out_channels, 8);
   unsigned block = blockIdx.x;
   const int d = static_cast<int>(block % problem.output_size[0]);
@@ -239,14 +235,7 @@ extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const s
   // A warp takes a row of one channel, or of all channels where they lie side by side.
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   for (int h = channels_last ? warp : 0; h < height; h += channels_last ? 8 : 1) {
-    bool covered = !whole_plane;
-    if (covered) {
-      covered = false;
-      for (int j = 0; j < classes_h; ++j) {
-        if (j * problem.dilation[1] % problem.stride[1] == (h + problem.padding[1]) % problem.stride[1]) covered = true;
-      }
-    }
-    if (covered) continue;
+    if (!whole_plane && has_tap(problem, 1, h)) continue;
     if (channels_last) {
       scalar_t* row = output.at(n, first, d, h, 0);
       for (int i = lane; i < width * channels; i += 32) {

@@ -58,6 +58,7 @@ def test_geometry_draws_for_any_problem(problem: Problem, dimensions: int) -> No
         plots.residue_classes(problem),
     ):
         figure.draw_without_rendering()
+        assert figure.axes
 
 
 def test_tap_map_colours_what_feeds_the_voxel() -> None:

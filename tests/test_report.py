@@ -161,7 +161,9 @@ def test_pictures_draw_with_any_rows(rows: list[Row]) -> None:
         plots.error_histogram(ratios),
         plots.volume_slices(volume, volume.repeat(2, 0)),
     ):
-        figure.savefig(io.BytesIO(), format="svg")
+        picture = io.BytesIO()
+        figure.savefig(picture, format="svg")
+        assert b"</svg>" in picture.getvalue()
 
 
 def update_readme() -> ModuleType:

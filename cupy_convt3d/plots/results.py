@@ -106,7 +106,7 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, dtype: str = "fp32") -> Fi
     axes.grid(color=GRID, linewidth=0.6)
     style(axes)
     if timed:
-        figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=8)
+        figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=8)
     return figure
 
 

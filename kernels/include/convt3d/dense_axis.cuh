@@ -8,15 +8,6 @@ struct DenseAxis {
   int first_output, step, outputs, taps, taps_before, spread, origin;
 };
 
-__device__ inline int greatest_common_divisor(int a, int b) {
-  while (b != 0) {
-    const int rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
-
 __device__ inline int dense_classes(const Problem& problem, int axis) {
   const int divisor = greatest_common_divisor(problem.stride[axis], problem.dilation[axis]);
   return min(problem.kernel_size[axis], problem.stride[axis] / divisor) * (problem.dilation[axis] / divisor);
@@ -26,6 +17,20 @@ __device__ inline int dense_classes(const Problem& problem, int axis) {
 __device__ inline int taps_of_class(int kernel, int tap_step, int first) { return (kernel - 1 - first) / tap_step + 1; }
 __device__ inline int taps_before_class(int kernel, int tap_step, int first) {
   return first * (kernel / tap_step) + min(first, kernel % tap_step);
+}
+
+// Where a tap of one axis lies in a packed weight: the taps of its class, those of the classes before it, its place in the class.
+struct PackedTap {
+  int class_taps, before, position;
+};
+
+__device__ inline PackedTap packed_tap(const Problem& problem, int axis, int tap) {
+  const int step = problem.stride[axis] / greatest_common_divisor(problem.stride[axis], problem.dilation[axis]);
+  PackedTap result;
+  result.class_taps = taps_of_class(problem.kernel_size[axis], step, tap % step);
+  result.before = taps_before_class(problem.kernel_size[axis], step, tap % step);
+  result.position = result.class_taps - 1 - tap / step;
+  return result;
 }
 
 __device__ inline DenseAxis dense_axis(const Problem& problem, int axis, int index) {

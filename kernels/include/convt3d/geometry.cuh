@@ -2,6 +2,15 @@
 // Every axis spans less than 2^31 positions (Problem refuses more), so one axis is 32-bit and products are 64-bit.
 #pragma once
 
+__device__ inline int greatest_common_divisor(int a, int b) {
+  while (b != 0) {
+    const int rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
 // One element of a (batch, channels, d, h, w) tensor.
 struct Voxel {
   int n, c, d, h, w;
@@ -49,12 +58,7 @@ __device__ inline AxisClass axis_class(const Problem& problem, int axis, int res
   const int beyond = problem.output_size[axis] - result.first_output;
   result.outputs = beyond > 0 ? (beyond - 1) / stride + 1 : 0;
 
-  int divisor = stride;  // gcd(stride, dilation)
-  for (int rest = dilation; rest != 0;) {
-    const int next = divisor % rest;
-    divisor = rest;
-    rest = next;
-  }
+  const int divisor = greatest_common_divisor(stride, dilation);
   result.tap_step = stride / divisor;
   result.offset_step = dilation / divisor;
   // The residues of t*dilation repeat after tap_step taps, so a residue not met by then has no tap at all.

@@ -17,21 +17,20 @@ __device__ inline void pack_rows(const Problem& problem, const View<const scalar
   const int position_w = static_cast<int>(index % row), r = position_w % residues;
   const int tap_w = (row / residues - 1 - position_w / residues) * residues + r;
   index /= row;
-  int tap[2], class_taps[2], before[2], position[2];
+  int tap[2];
+  PackedTap place[2];
   for (int a = 1; a >= 0; --a) {
     tap[a] = static_cast<int>(index % kernel[a]);
     index /= kernel[a];
-    const int step = problem.stride[a] / greatest_common_divisor(problem.stride[a], problem.dilation[a]);
-    class_taps[a] = taps_of_class(kernel[a], step, tap[a] % step);
-    before[a] = taps_before_class(kernel[a], step, tap[a] % step);
-    position[a] = class_taps[a] - 1 - tap[a] / step;
+    place[a] = packed_tap(problem, a, tap[a]);
   }
   const int ci = static_cast<int>(index % channels);
   const index_t tile = index / channels;  // group * channel_tiles + channel tile
   const int co = static_cast<int>(tile % channel_tiles) * tile_channels + lane, group = static_cast<int>(tile / channel_tiles);
-  const index_t taps_before = static_cast<index_t>(before[0]) * kernel[1] + class_taps[0] * before[1];
+  const index_t taps_before = static_cast<index_t>(place[0].before) * kernel[1] + place[0].class_taps * place[1].before;
   const index_t at = (tile * kernel[0] * kernel[1] + taps_before) * channels +
-                     static_cast<index_t>(ci) * class_taps[0] * class_taps[1] + position[0] * class_taps[1] + position[1];
+                     static_cast<index_t>(ci) * place[0].class_taps * place[1].class_taps +
+                     place[0].position * place[1].class_taps + place[1].position;
   const bool live = tap_w < kernel[2] && co < out_channels;
   packed_weight[(at * row + position_w) * tile_channels + lane] =
       live ? to_accum(*weight.at(group * channels + ci, co, tap[0], tap[1], tap_w)) : accum_t(0);
