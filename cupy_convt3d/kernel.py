@@ -259,9 +259,10 @@ class Kernel:
         return Plan(tuple(launches), workspace, tuple((name, int(names[name])) for name in self.specialize))
 
     def _names(self, problem: Problem, dtype: str, multiprocessors: int = HOST_MULTIPROCESSORS) -> dict[str, Any]:
-        names: dict[str, Any] = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors)}
-        for constant, expression in (*self.specialize.items(), *self.constants.items()):
-            names[constant] = evaluate(expression, names)
+        known = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors)}
+        names = _Names(known, {**self.specialize, **self.constants})
+        for declared in (*self.specialize, *self.constants):
+            names[declared]
         return names
 
     def _scalar(self, parameter: Parameter, names: Mapping[str, Any]) -> Any:
@@ -269,6 +270,19 @@ class Kernel:
         assert scalar is not None
         if scalar.kind in "iu" and not np.iinfo(scalar).min <= value <= np.iinfo(scalar).max:
             raise KernelError(f"{self.name}: {parameter.name}={value} does not fit its parameter type {scalar.name}")
+        return value
+
+
+class _Names(dict[str, Any]):
+    """Names with their values; those that are declared by expressions get theirs when they are first asked for, in any order."""
+
+    def __init__(self, known: Mapping[str, Any], expressions: Mapping[str, str | int]) -> None:
+        super().__init__((name, value) for name, value in known.items() if name not in expressions)
+        self._pending = dict(expressions)
+
+    def __missing__(self, name: str) -> Any:
+        expression = self._pending.pop(name)  # a circle finds nothing the second time: an unknown name
+        value = self[name] = evaluate(expression, self)
         return value
 
 

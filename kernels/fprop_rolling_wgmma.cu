@@ -3,21 +3,52 @@ pass = "fprop"
 dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
 architectures = ["sm_90a"]
 
+[search]
+TILES_M = [1, 2]
+CHUNK_CELLS = [2, 4, 6]
+
 [specialize]
-SLOTS = "kernel_d"
-STEP = "stride_d // gcd(stride_d, dilation_d)"
-MERGED_W = "stride_w if dilation_w == 1 and kernel_w % stride_w == 0 and SLOTS * stride_w <= 32 else 1"
-CLASSES_W = "stride_w // gcd(stride_w, dilation_w) // MERGED_W"
-SLOT_TILES = "ceil_div(ceil_div(out_channels_per_group, 8), ceil_div(ceil_div(out_channels_per_group, 8), max(1, min(ACCUMULATORS // (4 * SLOTS * MERGED_W * CLASSES_W * TILES_M * (1 + split)), 32 // (SLOTS * MERGED_W)))))"
-WGMMA_TILES = "SLOTS * MERGED_W * SLOT_TILES"
+SLOTS = "slots"
+STEP = "step"
+MERGED_W = "merged_w"
+CLASSES_W = "classes_w"
+SLOT_TILES = "slot_tiles"
+WGMMA_TILES = "products * slot_tiles"
+M_TILES = "thread_tiles"
+CELLS = "chunk_cells"
+CELLS_LAUNCH = "cells_launch"
 
 [constants]
-slots = "SLOTS"
-step = "STEP"
-merged_w = "MERGED_W"
-classes_w = "CLASSES_W"
-slot_tiles = "SLOT_TILES"
-tile_m = "CONSUMERS * TILES_M * 64"
+slots = "kernel_d"
+step = "stride_d // gcd(stride_d, dilation_d)"
+merged_w = "stride_w if dilation_w == 1 and kernel_w % stride_w == 0 and slots * stride_w <= 32 else 1"
+classes_h = "min(stride_h // gcd(stride_h, dilation_h), kernel_h)"
+classes_w = "stride_w // gcd(stride_w, dilation_w) // merged_w"
+parts = "1 + split"
+
+# Columns of a product come in eights: `products` of them for each eight output channels.
+products = "slots * merged_w"
+out_tiles = "ceil_div(out_channels_per_group, 8)"
+cells_launch = "0 if classes_h == 1 and products * out_tiles <= 24 and 4 * parts * products * classes_w * out_tiles <= 144 else 1"
+accumulators = "192 if cells_launch else 144"
+fit_1 = "max(1, min(accumulators // (4 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
+fit_2 = "max(1, min(accumulators // (8 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
+tiles_1 = "ceil_div(out_tiles, ceil_div(out_tiles, fit_1))"
+tiles_2 = "ceil_div(out_tiles, ceil_div(out_tiles, fit_2))"
+# What of the time of its products a block reads rows (4 / eights of columns) and gets weights, in thousandths.
+cost_1 = "(500 + 4000 // (products * tiles_1) + 375) * tiles_1 * ceil_div(out_tiles, tiles_1)"
+cost_2 = "(500 + 4000 // (products * tiles_2) + 188) * tiles_2 * ceil_div(out_tiles, tiles_2)"
+fits_2 = "8 * parts * products * classes_w * tiles_2 <= accumulators"
+thread_tiles = "TILES_M if TILES_M > 0 else 2 if fits_2 and cost_2 < cost_1 else 1"
+slot_tiles = "tiles_2 if thread_tiles == 2 else tiles_1"
+channel_tiles = "ceil_div(out_tiles, slot_tiles)"
+tile_m = "CONSUMERS * thread_tiles * 64"
+
+# Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
+all_cells = "2 * ceil_div(in_channels_per_group * itemsize, 32)"
+chunk_cells = "CHUNK_CELLS if CHUNK_CELLS > 0 else all_cells if all_cells <= 6 else 6 if all_cells % 6 == 0 and all_cells % 4 != 0 else 4"
+chunks = "ceil_div(all_cells, chunk_cells)"
+
 offset_h = "(kernel_h - 1) * dilation_h // stride_h"
 offset_w = "(kernel_w - 1) * dilation_w // stride_w"
 first_h = "padding_h // stride_h"
@@ -30,37 +61,44 @@ m_first = "first_h * pitch + first_w"
 m_count = "((batch - 1) * rows + last_h) * pitch + last_w + 1 - m_first"
 m_tiles = "ceil_div(max(m_count, 1), tile_m)"
 positions = "8 * ceil_div(tile_m + offset_h * pitch + offset_w, 8)"
+span = "(m_tiles - 1) * tile_m + positions"
 chains = "dilation_d // gcd(stride_d, dilation_d)"
 first_step = "-1 if (chains - 1) * stride_d >= padding_d + dilation_d else 0"
 steps = "ceil_div(output_d + padding_d, chains * stride_d) - first_step"
-classes_h = "min(stride_h // gcd(stride_h, dilation_h), kernel_h)"
-channel_tiles = "ceil_div(out_channels_per_group, 8 * SLOT_TILES)"
-chunks = "ceil_div(in_channels_per_group, CHUNK)"
-slab_bytes = "CHUNK * WGMMA_TILES * 8 * itemsize * (1 + split)"
-taps_hw = "kernel_h * kernel_w // MERGED_W"
-shared_limit = "231424 - 4 * positions"
-stage_bytes = "positions * CHUNK * itemsize * (1 + split)"
+taps_hw = "kernel_h * kernel_w // merged_w"
+
+slab_bytes = "128 * chunk_cells * products * slot_tiles * parts"
+stage_bytes = "16 * chunk_cells * positions * parts"
 raw_length = "positions + 4 * (16 // itemsize)"
-raw_bytes = "CHUNK * raw_length * itemsize"
-stages = "2"
-raws = "2 if rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * slab_bytes <= shared_limit else 0"
+raw_bytes = "16 * chunk_cells * raw_length"
+shared_limit = "231424 - 4 * positions"
+stages = "4 if cells_launch and 4 * stage_bytes + 4 * slab_bytes <= shared_limit else 2"
+raws = "2 if not cells_launch and rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * slab_bytes <= shared_limit else 0"
 slabs = "min(58, taps_hw * chunks, (shared_limit - stages * stage_bytes - raws * raw_bytes) // slab_bytes)"
 weight_slabs = "groups * channel_tiles * taps_hw * chunks"
 columns = "groups * channel_tiles * m_tiles * chains"
+producers = "1 if cells_launch else PRODUCERS"
 uncovered = "gcd(stride_d, dilation_d) > 1 or classes_h < stride_h"
 
 [restrictions]
-"SLOTS <= 32 and 4 * SLOTS * MERGED_W * CLASSES_W * TILES_M * (1 + split) <= ACCUMULATORS" = "kernel_d and stride_w ask for more sums than a thread has registers"
+"slots <= 32 and 4 * parts * products * classes_w * thread_tiles * slot_tiles <= accumulators and products * slot_tiles <= 32" = "kernel_d and stride_w ask for more sums than a thread has registers"
 "slabs >= min(2, taps_hw * chunks)" = "a tile of the input and its weights pass the shared memory"
-"m_count <= 1000000000 and columns * steps * kernel_h <= 1000000000000" = "the volume passes its 32-bit tile offsets"
+"m_count <= 1000000000 and columns * steps * kernel_h <= 1000000000000 and input_d * groups * chunks * parts * chunk_cells <= 1000000000" = "the volume passes its 32-bit tile offsets"
 
 [workspace]
 packed_weight = "weight_slabs * slab_bytes // 4"
+input_cells = "cells_launch * groups * chunks * parts * chunk_cells * input_d * span * 4"
 
 [[launch]]
 symbol = "convt3d_pack_rolling_weight"
 packs = "packed_weight"
 grid = "weight_slabs"
+block = 256
+
+[[launch]]
+symbol = "convt3d_lay_out_cells"
+when = "cells_launch"
+grid = "input_d * groups * chunks * ceil_div(span, 256) if batch > 0 else 0"
 block = 256
 
 [[launch]]
@@ -72,7 +110,7 @@ block = 256
 [[launch]]
 symbol = "convt3d_fprop_rolling_wgmma"
 grid = "min(multiprocessors, columns * steps * kernel_h) if batch > 0 else 0"
-block = "(CONSUMERS + PRODUCERS) * 128"
+block = "(CONSUMERS + producers) * 128"
 shared_bytes = "1024 + stages * stage_bytes + raws * raw_bytes + slabs * slab_bytes + 4 * positions"
 */
 // The transposed convolution as matrix products of Hopper's warpgroups, rolling along the depth.
@@ -93,20 +131,18 @@ shared_bytes = "1024 + stages * stage_bytes + raws * raw_bytes + slabs * slab_by
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/wgmma.cuh"
 
-#ifndef CHUNK
-#define CHUNK 16
+// Cells of 16 bytes in a chunk, and tiles of 64 rows a warpgroup has; 0: by the problem.
+#ifndef CHUNK_CELLS
+#define CHUNK_CELLS 0
+#endif
+#ifndef TILES_M
+#define TILES_M 0
 #endif
 #ifndef CONSUMERS
 #define CONSUMERS 2
 #endif
 #ifndef PRODUCERS
 #define PRODUCERS 2
-#endif
-#ifndef TILES_M
-#define TILES_M 2
-#endif
-#ifndef ACCUMULATORS
-#define ACCUMULATORS 144
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef SLOTS
@@ -127,13 +163,22 @@ shared_bytes = "1024 + stages * stage_bytes + raws * raw_bytes + slabs * slab_by
 #ifndef WGMMA_TILES
 #define WGMMA_TILES 18
 #endif
+#ifndef M_TILES
+#define M_TILES 2
+#endif
+#ifndef CELLS
+#define CELLS 4
+#endif
+#ifndef CELLS_LAUNCH
+#define CELLS_LAUNCH 0
+#endif
 
 #if defined(__CUDACC__)
 #define SPECIALIZED(macro, parameter) (macro)
-#define SUMS (CLASSES_W * TILES_M * WGMMA_TILES * 4)
+#define SUMS (CLASSES_W * M_TILES * WGMMA_TILES * 4)
 #else
 #define SPECIALIZED(macro, parameter) (parameter)
-#define SUMS ACCUMULATORS
+#define SUMS 192
 #endif
 
 #if defined(CONVT3D_TF32X3)
@@ -142,11 +187,6 @@ constexpr int PARTS = 2;  // each operand is the sum of two TF32 numbers
 constexpr int PARTS = 1;
 #endif
 constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
-constexpr int CELLS = CHUNK / VECTOR;
-constexpr int K_STEPS = CHUNK * static_cast<int>(sizeof(scalar_t)) / 32;
-constexpr int BATCH = PARTS == 2 || sizeof(scalar_t) == 2 ? 1 : 2;  // cells a loader has in flight: it has few registers
-constexpr int LOADERS = PRODUCERS * 128 - 64;
-static_assert(CHUNK % (32 / sizeof(scalar_t)) == 0, "a chunk is a number of products deep, two cells each");
 
 struct alignas(16) Cell {
   unsigned words[4];
@@ -189,7 +229,7 @@ struct ClassTaps {
 extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, const View<const scalar_t> weight,
                                                        accum_t* __restrict__ packed_weight, const int channel_tiles,
                                                        const int chunks, const int slots, const int merged_w,
-                                                       const int slot_tiles) {
+                                                       const int slot_tiles, const int chunk_cells) {
   const int kernel_h = problem.kernel_size[1], taps = problem.kernel_size[2] / merged_w;  // of w, in slabs of their own
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int slabs = kernel_h * taps * chunks;
@@ -204,9 +244,9 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   while (merged_w == 1 && rest >= taps_w.count(taps, first_w)) rest -= taps_w.count(taps, first_w++);
 
   const int channels = slot_tiles * 8, columns = slots * merged_w * channels;
-  Cell* slab = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(blockIdx.x) * (PARTS * CELLS * columns);
-  for (int i = static_cast<int>(threadIdx.x); i < CELLS * columns; i += static_cast<int>(blockDim.x)) {
-    const int ci = chunk * CHUNK + i / columns * VECTOR, co = tile * channels + i % channels;
+  Cell* slab = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(blockIdx.x) * (PARTS * chunk_cells * columns);
+  for (int i = static_cast<int>(threadIdx.x); i < chunk_cells * columns; i += static_cast<int>(blockDim.x)) {
+    const int ci = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * channels + i % channels;
     const int slot = i % columns / (merged_w * channels), tw = first_w + i / channels % merged_w + rest * taps_w.period;
     scalar_t values[VECTOR];
     for (int v = 0; v < VECTOR; ++v) {
@@ -215,41 +255,59 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
     }
     Cell low;
     round_cell(values, slab[i], low);
-    if (PARTS == 2) slab[CELLS * columns + i] = low;
+    if (PARTS == 2) slab[chunk_cells * columns + i] = low;
   }
 }
 
 // ---- outputs that no tap reaches, whole rows of them: bias alone ----
 
+// A warp fills `count` neighbours, 16 bytes a lane between the first and the last whole ones.
+__device__ inline void fill_run(scalar_t* run, index_t count, scalar_t value, int lane) {
+  const index_t before = static_cast<index_t>(0 - reinterpret_cast<unsigned long long>(run) / sizeof(scalar_t)) & (VECTOR - 1);
+  const index_t head = before < count ? before : count, cells = (count - head) / VECTOR, tail = head + cells * VECTOR + lane;
+  scalar_t values[VECTOR];
+  for (int v = 0; v < VECTOR; ++v) values[v] = value;
+  Cell cell;
+  memcpy(&cell, values, 16);
+  if (lane < head) run[lane] = value;
+  for (index_t i = lane; i < cells; i += 32) reinterpret_cast<Cell*>(run + head)[i] = cell;
+  if (tail < count) run[tail] = value;
+}
+
 extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const scalar_t* __restrict__ bias,
                                                   const View<scalar_t> output) {
-  const int channel_tiles = ceil_div(problem.out_channels, 8);
+  const int channel_tiles = ceil_div(problem.out_channels, 8), height = problem.output_size[1], width = problem.output_size[2];
   unsigned block = blockIdx.x;
   const int d = static_cast<int>(block % problem.output_size[0]);
   block /= problem.output_size[0];
   const int first = static_cast<int>(block % channel_tiles) * 8, n = static_cast<int>(block / channel_tiles);
-  const int channels = problem.out_channels - first < 8 ? problem.out_channels - first : 8;
-  const int height = problem.output_size[1], width = problem.output_size[2];
   const bool whole_plane = (d + problem.padding[0]) % (problem.stride[0] / ClassTaps(problem, 0).period) != 0;
+  // A warp takes a channel; where the channels lie side by side it takes rows, eight channels of four voxels at a time.
   const bool channels_last = output.stride[1] == 1;
-  // A warp takes a row of one channel, or of all channels where they lie side by side.
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  for (int h = channels_last ? warp : 0; h < height; h += channels_last ? 8 : 1) {
-    if (!whole_plane && has_tap(problem, 1, h)) continue;
-    if (channels_last) {
-      scalar_t* row = output.at(n, first, d, h, 0);
-      for (int i = lane; i < width * channels; i += 32) {
-        row[i / channels * output.stride[4] + i % channels] = bias == nullptr ? zero_scalar() : bias[first + i % channels];
+  const int channel = first + (channels_last ? lane % 8 : warp);
+  const bool live = channel < problem.out_channels;
+  const scalar_t value = bias == nullptr || !live ? zero_scalar() : bias[channel];
+  scalar_t* plane = output.at(n, live ? channel : 0, d, 0, 0);
+  if (whole_plane && !channels_last && output.stride[4] == 1 && output.stride[3] == width) {
+    if (live) fill_run(plane, static_cast<index_t>(height) * width, value, lane);
+    return;
+  }
+  for (int h = channels_last ? warp * 32 : 0; h < height; h += channels_last ? 256 : 32) {
+    unsigned rows = __ballot_sync(~0u, h + lane < height && (whole_plane || !has_tap(problem, 1, h + lane)));
+    for (; rows != 0; rows &= rows - 1) {
+      scalar_t* row = plane + (h + __ffs(static_cast<int>(rows)) - 1) * output.stride[3];
+      if (!live) continue;
+      if (!channels_last && output.stride[4] == 1) {
+        fill_run(row, width, value, lane);
+      } else {
+        for (int w = channels_last ? lane / 8 : lane; w < width; w += channels_last ? 4 : 32) row[w * output.stride[4]] = value;
       }
-    } else if (warp < channels) {
-      const scalar_t value = bias == nullptr ? zero_scalar() : bias[first + warp];
-      scalar_t* row = output.at(n, first + warp, d, h, 0);
-      for (int w = lane; w < width; w += 32) row[w * output.stride[4]] = value;
     }
   }
 }
 
-// ---- the product ----
+// ---- the product: who does what, and where the input lies ----
 
 // A run of steps of one column: what a block does before it turns to another tile.
 struct Segment {
@@ -367,12 +425,13 @@ struct SourceTag {
   static constexpr Source kind = source;
 };
 
-// Turn `live` channels of one position into its cells, zeros where it is not `inside`.
-template <Source kind, class Step>
-__device__ __forceinline__ void fill_cells(Cell* cells, int positions, const scalar_t* source, Step channel_step, bool inside,
-                                           int live) {
-#pragma unroll(kind == RAW_COPY ? CELLS / BATCH : 1)
-  for (int first = 0; first < CELLS; first += BATCH) {
+// Turn `live` channels of one position into its `count` cells, zeros where it is not `inside`; the cells lie `next` apart.
+template <Source kind, class Next, class Step>
+__device__ __forceinline__ void fill_cells(Cell* cells, int count, Next next, const scalar_t* source, Step channel_step,
+                                           bool inside, int live) {
+  constexpr int BATCH = kind == WHOLE_CELLS ? 4 : PARTS == 2 || sizeof(scalar_t) == 2 ? 1 : 2;  // loads in flight
+#pragma unroll(kind == RAW_COPY && sizeof(scalar_t) == 4 ? CELLS / BATCH : 1)
+  for (int first = 0; first < count; first += BATCH) {
     scalar_t values[BATCH][VECTOR];
 #pragma unroll
     for (int cell = 0; cell < BATCH; ++cell) {
@@ -391,25 +450,80 @@ __device__ __forceinline__ void fill_cells(Cell* cells, int positions, const sca
     }
 #pragma unroll
     for (int cell = 0; cell < BATCH; ++cell) {
+      if (first + cell >= count) break;
       Cell high, low;
       round_cell(values[cell], high, low);
-      cells[(first + cell) * positions] = high;
-      if (PARTS == 2) cells[(CELLS + first + cell) * positions] = low;
+      cells[(first + cell) * next] = high;
+      if (PARTS == 2) cells[(count + first + cell) * next] = low;
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) convt3d_fprop_rolling_wgmma(
+// The same for two neighbouring positions of a 16-bit copy: each word holds a channel of both.
+__device__ __forceinline__ void fill_cell_pairs(Cell* cells, int count, int next, const scalar_t* source, int channel_step,
+                                                int live) {
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    unsigned words[8];
+#pragma unroll
+    for (int v = 0; v < 8; ++v) {
+      const int c = i * 8 + v;
+      words[v] = c < live ? *reinterpret_cast<const unsigned*>(source + c * channel_step) : 0u;
+    }
+    Cell first, second;
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      first.words[v] = (words[2 * v] & 0xffffu) | words[2 * v + 1] << 16;
+      second.words[v] = words[2 * v] >> 16 | (words[2 * v + 1] & 0xffff0000u);
+    }
+    cells[i * next] = first;
+    cells[i * next + 1] = second;
+  }
+}
+
+// ---- a launch for inputs that are read several times: their cells [plane][group][chunk][part][cell][position of all tiles] ----
+
+extern "C" __global__ void convt3d_lay_out_cells(const Problem problem, const View<const scalar_t> input,
+                                                 accum_t* __restrict__ input_cells, const int rows, const int pitch,
+                                                 const int m_first, const int offset_h, const int offset_w, const int span,
+                                                 const int chunks, const int chunk_cells) {
+  const int tiles = ceil_div(span, 256), in_channels = problem.in_channels / problem.groups;
+  unsigned block = blockIdx.x;  // ((plane * groups + group) * chunks + chunk) * tiles + tile
+  const int index = static_cast<int>(block % tiles) * 256 + static_cast<int>(threadIdx.x);
+  block /= tiles;
+  if (index >= span) return;
+  Cell* cells = reinterpret_cast<Cell*>(input_cells) + static_cast<index_t>(block) * (PARTS * chunk_cells) * span + index;
+  const int channel = static_cast<int>(block % chunks) * chunk_cells * VECTOR;
+  block /= chunks;
+  const int group = static_cast<int>(block % problem.groups), plane = static_cast<int>(block / problem.groups);
+  const int f = m_first - (offset_h * pitch + offset_w) + index, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
+  const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
+  const scalar_t* source = inside ? input.at(n, group * in_channels + channel, plane, h, w) : input.data;
+  if (takes_whole_cells(problem, input)) {
+    fill_cells<WHOLE_CELLS>(cells, chunk_cells, span, source, input.stride[1], inside, in_channels - channel);
+  } else {
+    fill_cells<ANY_STRIDES>(cells, chunk_cells, span, source, input.stride[1], inside, in_channels - channel);
+  }
+}
+
+// ---- the product of a block ----
+
+extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1) convt3d_fprop_rolling_wgmma(
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
-    const scalar_t* __restrict__ bias, const View<scalar_t> output, const int slots, const int step, const int merged_w,
-    const int classes_w, const int slot_tiles, const int taps_hw, const int rows, const int pitch, const int m_first,
-    const int m_tiles, const int positions, const int offset_h, const int offset_w, const int chains, const int first_step,
-    const int steps, const int classes_h, const int channel_tiles, const int chunks, const int stages, const int slabs,
-    const int raws, const int slab_bytes, const int stage_bytes, const int raw_length) {
+    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output, const int slots,
+    const int step, const int merged_w, const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells,
+    const int cells_launch, const int taps_hw, const int rows, const int pitch, const int m_first, const int m_tiles,
+    const int positions, const int span, const int offset_h, const int offset_w, const int chains, const int first_step,
+    const int steps, const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages,
+    const int slabs, const int raws, const int slab_bytes, const int stage_bytes, const int raw_length) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
   const int merged = SPECIALIZED(MERGED_W, merged_w), class_count = SPECIALIZED(CLASSES_W, classes_w);
   const int channels8 = SPECIALIZED(SLOT_TILES, slot_tiles), slot8 = merged * channels8;
+  const int tiles = SPECIALIZED(M_TILES, thread_tiles), cell_count = SPECIALIZED(CELLS, chunk_cells), chunk_size = cell_count * VECTOR;
+  const bool from_cells = SPECIALIZED(CELLS_LAUNCH, cells_launch);
+  const int feeders = SPECIALIZED(CELLS_LAUNCH ? 1 : PRODUCERS, producers) * 128;
+  const int loaders = from_cells ? 0 : feeders - 64;  // threads; the last two warps copy
   const int columns8 = slot_count * slot8;  // of 8 columns each
   const int kernel_h = problem.kernel_size[1], slab_taps = taps_hw / kernel_h;
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
@@ -417,7 +531,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
   unsigned char* const stage_memory = shared + 1024;
   unsigned char* const slab_memory = stage_memory + stages * stage_bytes;
   scalar_t* const raw_memory = reinterpret_cast<scalar_t*>(slab_memory + slabs * slab_bytes);
-  int* const raw_index = reinterpret_cast<int*>(raw_memory + raws * CHUNK * raw_length);
+  int* const raw_index = reinterpret_cast<int*>(raw_memory + raws * chunk_size * raw_length);
   const unsigned base = keep_address(shared_address(shared)),
                  slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
@@ -433,54 +547,74 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
       const unsigned size = static_cast<unsigned>(is_stage ? stages : is_raw ? raws : slabs);
       const unsigned first = is_stage ? 0 : static_cast<unsigned>(is_raw ? stages + slabs : stages);
       const unsigned full = base + first * 16 + (i - first) * 8;
-      mbarrier_init(full, is_stage ? LOADERS / 32 : 1);
-      mbarrier_init(full + size * 8, is_raw ? LOADERS / 32 : CONSUMERS * 4);
+      mbarrier_init(full, is_stage && !from_cells ? loaders / 32 : 1);
+      mbarrier_init(full + size * 8, is_raw ? loaders / 32 : CONSUMERS * 4);
     }
     mbarrier_fence_init();
   }
   __syncthreads();
 
-  const int tile_rows = CONSUMERS * TILES_M * 64, warm_up = (slot_count - 1) / flush;
+  const int tile_rows = CONSUMERS * tiles * 64, warm_up = (slot_count - 1) / flush;
   Segment segment;
 
   if (warpgroup >= CONSUMERS) {
-#if CONSUMERS == 2 && PRODUCERS == 2
+#if CONSUMERS == 2 && CELLS_LAUNCH
+    give_registers<40>();
+#elif CONSUMERS == 2 && PRODUCERS == 2
     give_registers<64>();
 #endif
     const int loader = static_cast<int>(threadIdx.x) - CONSUMERS * 128;
-    if (loader < LOADERS) {
+    if (loader < loaders) {
       Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
       const auto load = [&](auto tag) {
         constexpr Source kind = decltype(tag)::kind;
+        constexpr int RUN = kind == RAW_COPY && sizeof(scalar_t) == 2 ? 2 : 1;  // neighbours that a thread turns at once
         while (walk.next(segment)) {
           const int origin = m_first + segment.m_tile * tile_rows - (offset_h * pitch + offset_w);
           if (kind == RAW_COPY) {  // where this thread finds its positions in the copy, the same for all planes and chunks
             const PlaneRange range(problem, origin, positions, rows, pitch);
-            for (int position = loader; position < positions; position += LOADERS) {
-              const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
-              const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
-              const int element = h * problem.input_size[2] + w;
-              raw_index[position] = !inside ? -1 : n == range.n ? element - range.first : range.count + element;
+            for (int i = RUN * loader - (origin & (RUN - 1)); i < positions; i += RUN * loaders) {
+              for (int position = max(i, 0); position < min(i + RUN, positions); ++position) {
+                const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
+                const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
+                const int element = h * problem.input_size[2] + w;
+                raw_index[position] = !inside ? -1 : n == range.n ? element - range.first : range.count + element;
+              }
             }
           }
           for (int s = segment.first; s < segment.end; ++s) {
             const int plane = segment.chain + (first_step + s) * chains;
             if (plane < 0 || plane >= problem.input_size[0]) continue;
             for (int chunk = 0; chunk < chunks; ++chunk) {
-              const int live = in_channels - chunk * CHUNK;
+              const int live = in_channels - chunk * chunk_size;
               if (kind == RAW_COPY) mbarrier_wait_patiently(raw.full(), raw.parity);
               mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
               Cell* cells = reinterpret_cast<Cell*>(stage_memory + stage.slot * stage_bytes);
-              for (int position = loader; position < positions; position += LOADERS) {
+              if constexpr (RUN == 2) {  // pairs that begin on a word of the copy
+                const scalar_t* copy = raw_memory + raw.slot * chunk_size * raw_length;
+                for (int position = RUN * loader - (origin & (RUN - 1)); position < positions; position += RUN * loaders) {
+                  const int first = position < 0 ? -1 : raw_index[position];
+                  const int second = position + 1 < positions ? raw_index[position + 1] : -1;
+                  if (first >= 0 && first % 2 == 0 && second == first + 1) {
+                    fill_cell_pairs(cells + position, cell_count, positions, copy + first, raw_length, live);
+                  } else {
+#pragma unroll 1
+                    for (int i = position < 0 ? 1 : 0; i < 2 && position + i < positions; ++i) {
+                      const int index = i == 0 ? first : second;
+                      fill_cells<kind>(cells + position + i, cell_count, positions, copy + index, raw_length, index >= 0, live);
+                    }
+                  }
+                }
+              } else for (int position = loader; position < positions; position += loaders) {
                 if (kind == RAW_COPY) {
                   const int index = raw_index[position];
-                  fill_cells<kind>(cells + position, positions, raw_memory + raw.slot * CHUNK * raw_length + index, raw_length,
+                  fill_cells<kind>(cells + position, cell_count, positions, raw_memory + raw.slot * chunk_size * raw_length + index, raw_length,
                                    index >= 0, live);
                 } else {
                   const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
                   const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
-                  fill_cells<kind>(cells + position, positions,
-                                   input.at(n, segment.group * in_channels + chunk * CHUNK, plane, h, w), input.stride[1],
+                  fill_cells<kind>(cells + position, cell_count, positions,
+                                   input.at(n, segment.group * in_channels + chunk * chunk_size, plane, h, w), input.stride[1],
                                    inside, live);
                 }
               }
@@ -503,7 +637,29 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
       } else {
         load(SourceTag<ANY_STRIDES>{});
       }
-    } else if (loader < LOADERS + 32) {
+    } else if (loader < loaders + 32 && from_cells) {
+      Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
+      const unsigned cell_bytes = static_cast<unsigned>(positions) * 16;
+      const int cell_rows = PARTS * cell_count;
+      while (walk.next(segment)) {
+        for (int s = segment.first; s < segment.end; ++s) {
+          const int plane = segment.chain + (first_step + s) * chains;
+          if (plane < 0 || plane >= problem.input_size[0]) continue;
+          const int row = (plane * problem.groups + segment.group) * chunks * cell_rows + lane;
+          const Cell* source = reinterpret_cast<const Cell*>(input_cells) + row * static_cast<index_t>(span) + segment.m_tile * tile_rows;
+          for (int chunk = 0; chunk < chunks; ++chunk, source += cell_rows * static_cast<index_t>(span)) {
+            mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
+            if (lane == 0) mbarrier_arrive_expect(stage.full(), static_cast<unsigned>(stage_bytes));
+            __syncwarp();
+            if (lane < cell_rows) {
+              bulk_copy(base + 1024 + static_cast<unsigned>(stage.slot * stage_bytes) + static_cast<unsigned>(lane) * cell_bytes,
+                        source, cell_bytes, stage.full());
+            }
+            stage.advance();
+          }
+        }
+      }
+    } else if (loader < loaders + 32) {
       Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
       while (whole_planes && walk.next(segment)) {
         const int origin = m_first + segment.m_tile * tile_rows - (offset_h * pitch + offset_w);
@@ -512,16 +668,16 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
           const int plane = segment.chain + (first_step + s) * chains;
           if (plane < 0 || plane >= problem.input_size[0]) continue;
           for (int chunk = 0; chunk < chunks; ++chunk) {
-            const int live = in_channels - chunk * CHUNK < CHUNK ? in_channels - chunk * CHUNK : CHUNK;
+            const int live = in_channels - chunk * chunk_size < chunk_size ? in_channels - chunk * chunk_size : chunk_size;
             mbarrier_wait_patiently(raw.empty(), raw.parity ^ 1u);
             if (lane == 0) {
               mbarrier_arrive_expect(raw.full(), static_cast<unsigned>(live * (range.count + range.next)) * sizeof(scalar_t));
             }
             __syncwarp();
-            if (lane < live) {
-              const scalar_t* source = input.at(range.n, segment.group * in_channels + chunk * CHUNK + lane, plane, 0, 0);
+            for (int channel = lane; channel < live; channel += 32) {
+              const scalar_t* source = input.at(range.n, segment.group * in_channels + chunk * chunk_size + channel, plane, 0, 0);
               const unsigned target = slab_base + static_cast<unsigned>(slabs * slab_bytes) +
-                                      static_cast<unsigned>((raw.slot * CHUNK + lane) * raw_length) * sizeof(scalar_t);
+                                      static_cast<unsigned>((raw.slot * chunk_size + channel) * raw_length) * sizeof(scalar_t);
               const unsigned bytes = static_cast<unsigned>(range.count) * sizeof(scalar_t);
               if (range.count > 0) bulk_copy(target, source + range.first, bytes, raw.full());
               if (range.next > 0) {
@@ -533,7 +689,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
           }
         }
       }
-    } else if (lane == 0) {
+    } else if (loader < loaders + 64 && lane == 0) {
       Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
       int held = -1;
       while (walk.next(segment)) {
@@ -559,7 +715,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
     return;
   }
 
-#if CONSUMERS == 2 && PRODUCERS == 2
+#if CONSUMERS == 2 && CELLS_LAUNCH
+  take_registers<232>();
+#elif CONSUMERS == 2 && PRODUCERS == 2
   take_registers<192>();
 #endif
   float sums[SUMS];
@@ -569,13 +727,13 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
 #else
   float (&parts)[SUMS] = sums;
 #endif
-  const int sum_count = class_count * TILES_M * columns8 * 4;
-  const int warp_row = warpgroup * TILES_M * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+  const int sum_count = class_count * tiles * columns8 * 4;
+  const int warp_row = warpgroup * tiles * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
   const unsigned slab_k_step = static_cast<unsigned>(columns8) * 128, stage_k_step = static_cast<unsigned>(positions) * 16;
   // Descriptors count in 16 bytes.
   const unsigned slab_k = slab_k_step >> 4, stage_k = stage_k_step >> 4;
   const unsigned first_slab = wgmma_operand(slab_base, slab_k_step);
-  const unsigned first_stage = wgmma_operand(base + 1024, stage_k_step) + static_cast<unsigned>(warpgroup * TILES_M * 64);
+  const unsigned first_stage = wgmma_operand(base + 1024, stage_k_step) + static_cast<unsigned>(warpgroup * tiles * 64);
   const ClassTaps taps_w(problem, 2);
   Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
   int held = -1;
@@ -617,13 +775,14 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
                 const unsigned b = first_slab + static_cast<unsigned>(slab.slot * slab_bytes >> 4);
                 wgmma_fence();
 #pragma unroll
-                for (int k = 0; k < K_STEPS; ++k) {
+                for (int k = 0; k < cell_count / 2; ++k) {
 #pragma unroll
                   for (int part = PARTS == 2 ? 2 : 0; part >= 0; --part) {  // low x high, high x low, high x high
-                    const unsigned a_part = part == 2 ? stage_k * CELLS : 0, b_part = part == 1 ? slab_k * CELLS : 0;
+                    const unsigned a_part = part == 2 ? stage_k * static_cast<unsigned>(cell_count) : 0,
+                                   b_part = part == 1 ? slab_k * static_cast<unsigned>(cell_count) : 0;
 #pragma unroll
-                    for (int m = 0; m < TILES_M; ++m) {
-                      wgmma(parts + (jw * TILES_M + m) * columns8 * 4,
+                    for (int m = 0; m < tiles; ++m) {
+                      wgmma(parts + (jw * tiles + m) * columns8 * 4,
                             a + a_part + static_cast<unsigned>(m) * 64 + static_cast<unsigned>(k) * 2 * stage_k,
                             b + b_part + static_cast<unsigned>(k) * 2 * slab_k, PARTS == 1 || i + k > 0 || part < 2,
                             columns8 * 8);
@@ -647,8 +806,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
             for (int jw = 0; jw < class_count; ++jw) {
               if (merged == 1 && taps_w.count(slab_taps, jw) == 0) continue;
 #pragma unroll
-              for (int i = 0; i < TILES_M * columns8 * 4; ++i) {
-                sums[jw * TILES_M * columns8 * 4 + i] += parts[jw * TILES_M * columns8 * 4 + i];
+              for (int i = 0; i < tiles * columns8 * 4; ++i) {
+                sums[jw * tiles * columns8 * 4 + i] += parts[jw * tiles * columns8 * 4 + i];
               }
             }
 #endif
@@ -666,7 +825,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
       if (s >= segment.begin) {
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
 #pragma unroll
-        for (int m = 0; m < TILES_M; ++m) {
+        for (int m = 0; m < tiles; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int f = m_first + segment.m_tile * tile_rows + warp_row + m * 64 + half * 8;
@@ -691,7 +850,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
 #pragma unroll
                   for (int jw = 0; jw < class_count * merged; ++jw) {
                     const int residue_w = jw * problem.dilation[2] % problem.stride[2];
-                    const int product = jw / merged * TILES_M + m, column8 = t * slot8 + jw % merged * channels8 + i / 2;
+                    const int product = jw / merged * tiles + m, column8 = t * slot8 + jw % merged * channels8 + i / 2;
                     const float sum = sums[(product * columns8 + column8) * 4 + half * 2 + i % 2];
                     if (w + residue_w >= 0 && w + residue_w < problem.output_size[2]) {
                       target[residue_w * output.stride[4]] = to_scalar(sum + start);
@@ -721,7 +880,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + PRODUCERS) * 128, 1) c
         }
       }
 #pragma unroll
-      for (int i = 0; i < class_count * TILES_M; ++i) {
+      for (int i = 0; i < class_count * tiles; ++i) {
 #pragma unroll
         for (int j = 0; j < columns8 * 4; ++j) {
           const int from = j + flush * slot8 * 4;
