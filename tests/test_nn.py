@@ -16,6 +16,8 @@ pytest.importorskip("expecttest")  # what torch's databases import
 from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
 from torch.testing._internal.common_modules import module_db  # noqa: E402
 
+torch.backends.__allow_nonbracketed_mutation_flag = True  # which those forbid to all of the process
+
 nn = torch.nn
 MODULE = next(info for info in module_db if info.module_cls is nn.ConvTranspose3d)
 OPERATOR = next(info for info in op_db if info.name == "nn.functional.conv_transpose3d")

@@ -268,12 +268,12 @@ def test_autocast(dtype: torch.dtype, where: dict[str, Any]) -> None:
         doubles = [t.double() for t in (x, w, b)]
         assert ours(where["backend"])(*doubles).dtype == torch.float64
         torch.testing.assert_close(ours(where["backend"])(*doubles), theirs(*doubles))
-    torch.testing.assert_close(y, wanted)
     found = torch.autograd.grad(y.float().pow(2).sum(), (x, w, b))
     expected = torch.autograd.grad(wanted.float().pow(2).sum(), (x, w, b))
     assert {g.dtype for g in found} == {torch.float32}
     tolerance = 0.02 if dtype == torch.float16 else 0.1
-    for left, right in zip(found, expected, strict=True):
+    # Not element by element: cuDNN rounds before it adds the bias, which shows where the two cancel.
+    for left, right in zip((y.float(), *found), (wanted.float(), *expected), strict=True):
         assert float((left - right).norm() / right.norm()) < tolerance
 
 

@@ -36,7 +36,7 @@ class CudaModule(Module):
         cubin, log = compile_cubin(instance, arch)
         self._name = str(instance)
         self._log_attributes = log_attributes(log)
-        self._driver = cupy.cuda.driver
+        self._driver, self._runtime = cupy.cuda.driver, cupy.cuda.runtime
         self._device = cupy.cuda.Device(device)
         with tempfile.TemporaryDirectory() as directory, self._device:
             path = Path(directory) / "kernel.cubin"
@@ -48,15 +48,21 @@ class CudaModule(Module):
 
     def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int = 0) -> None:
         with self._device:
-            try:
-                if launch.shared_bytes > self._shared_limits[launch.symbol]:
-                    self._functions[launch.symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
-                    self._shared_limits[launch.symbol] = launch.shared_bytes
-                self._driver.launchKernel(
-                    self._pointers[launch.symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
-                )
-            except self._driver.CUDADriverError as error:
-                raise LaunchError(f"{self._name}: {launch.symbol} grid {launch.grid} block {launch.block}: {error}") from None
+            for attempt in (1, 2):
+                try:
+                    return self._launch(launch, arguments, stream)
+                except self._driver.CUDADriverError as error:
+                    if attempt == 2 or "INVALID_CONTEXT" not in str(error):
+                        raise LaunchError(f"{self._name}: {launch.symbol} grid {launch.grid} block {launch.block}: {error}") from None
+                    self._runtime.free(0)  # a thread that has not used this GPU yet has no context: now it has
+
+    def _launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int) -> None:
+        if launch.shared_bytes > self._shared_limits[launch.symbol]:
+            self._functions[launch.symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
+            self._shared_limits[launch.symbol] = launch.shared_bytes
+        self._driver.launchKernel(
+            self._pointers[launch.symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
+        )
 
     def attributes(self, symbol: str) -> dict[str, int]:
         function = self._functions[symbol]

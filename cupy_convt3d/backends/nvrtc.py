@@ -73,6 +73,7 @@ def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
         "--generate-line-info",
         f"-I{include_directory()}",
         *_cuda_includes(),
+        *(["--no-cache"] if nvrtc.getVersion() >= (12, 9) else []),  # what its own cache gives back comes without the log
         *(f"-D{define}" for define in instance.defines),
     )
     version = ".".join(map(str, nvrtc.getVersion()))
