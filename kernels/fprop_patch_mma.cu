@@ -1,0 +1,546 @@
+/* convt3d
+pass = "fprop"
+dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
+[constants]
+voxels = "batch * input_voxels"
+columns = "out_channels_per_group * taps"
+wide = "1 if split == 0 and (columns % 128 == 0 or columns % 128 > 64) else 0"
+large_columns = "128 if wide else 64"
+large_blocks = "ceil_div(voxels, 128) * ceil_div(columns, large_columns) * groups"
+medium_blocks = "ceil_div(voxels, 64) * ceil_div(columns, 64) * groups"
+fitting = "(1 if wide else 2) if large_blocks * 4 >= LARGE_QUARTERS * multiprocessors else 3 if medium_blocks * 4 >= MEDIUM_QUARTERS * multiprocessors else 4"
+tile = "TILE if TILE else fitting"
+tile_voxels = "128 if tile <= 2 else 64 if tile == 3 else 32"
+tile_columns = "128 if tile == 1 else 64 if tile <= 3 else 32"
+depth_warps = "1 if tile <= 2 else 2 if tile == 3 else 8"
+column_tiles = "ceil_div(columns, tile_columns)"
+depth = "32 // itemsize * depth_warps * (1 if tile == 4 else STAGE_STEPS)"
+input_elements = "max(depth * (tile_voxels + 8), tile_voxels * (depth + 8))"
+stage_bytes = "STAGES * itemsize * (input_elements + depth * (tile_columns + 8))"
+sums_bytes = "4 * depth_warps * tile_columns * (tile_voxels + 20)"
+shared_bytes = "max(stage_bytes, sums_bytes) + 16 * (tile_voxels + tile_columns)"
+[restrictions]
+"kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
+"all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
+"voxels < 2 * 1024 * 1024 * 1024 - 128 and columns < 2 * 1024 * 1024 * 1024 - 128" = "voxels and columns of the product must be below 2^31"
+[search]
+TILE = [0, 1, 2, 3, 4]
+STAGES = [2, 3, 4]
+STAGE_STEPS = [2, 4]
+[[launch]]
+symbol = "convt3d_fprop_patch_mma_128x128"
+when = "tile == 1"
+grid = "ceil_div(voxels, 128) * groups * column_tiles"
+block = 256
+shared_bytes = "shared_bytes"
+[[launch]]
+symbol = "convt3d_fprop_patch_mma_128x64"
+when = "tile == 2"
+grid = "ceil_div(voxels, 128) * groups * column_tiles"
+block = 256
+shared_bytes = "shared_bytes"
+[[launch]]
+symbol = "convt3d_fprop_patch_mma_64x64"
+when = "tile == 3"
+grid = "ceil_div(voxels, 64) * groups * column_tiles"
+block = 256
+shared_bytes = "shared_bytes"
+[[launch]]
+symbol = "convt3d_fprop_patch_mma_32x32"
+when = "tile == 4"
+grid = "ceil_div(voxels, 32) * groups * column_tiles"
+block = 256
+shared_bytes = "shared_bytes"
+*/
+// Kernel = stride on tensor cores. Each input voxel owns a block of kernel_size outputs, so the layer is one matrix product with
+// the reordering fused into the store (depth to space):
+//
+//   output[n, co, i*stride + t] = bias[co] + sum over ci of input[n, ci, i] * weight[ci, co, t]
+//
+// with a row for each voxel (n, i), a column for each (co, t), and depth ci. Nothing is packed and there is one launch. A block owns
+// a tile of voxels x columns of one group, and its 8 warps share it: 64 x 32 or 32 x 32 sums each, and where the tile is too small
+// for that, each its part of the depth (`DEPTH_WARPS`), added in order at the end.
+//   1. Tables: where each voxel and each column of the tile lies in the tensors, so that the loops divide nothing.
+//   2. A ring of STAGES stages is filled by cp.async, as the tensors lie in memory:
+//        inputs  [depth][voxel] or, for channels_last, [voxel][depth];
+//        weights [depth][column], columns (co, tap), or (tap, co) where the weight is channels_last.
+//      Rows are 16 bytes longer than a multiple of 128 (32 for tf32 along voxels), so that fragments are read without bank conflicts.
+//   3. mma.sync. TF32 is rounded as a fragment is read. tf32x3 adds lo*hi, hi*lo and hi*hi of one step from zero and then to the sums
+//      in fp32: the tensor cores cut off what they add.
+//   4. The sums pass through shared memory, [column][voxel], and leave it 16 bytes at a time as the output lies: in NCDHW the taps of a
+//      row and neighbouring voxels alternate, in channels_last neighbouring channels follow each other.
+#include "convt3d.cuh"
+
+#include "convt3d/mma.cuh"
+
+#ifndef TILE
+#define TILE 0
+#endif
+#ifndef STAGES
+#define STAGES 4
+#endif
+#ifndef STAGE_STEPS
+#define STAGE_STEPS 2
+#endif
+#ifndef LARGE_QUARTERS
+#define LARGE_QUARTERS 8
+#endif
+#ifndef MEDIUM_QUARTERS
+#define MEDIUM_QUARTERS 4
+#endif
+
+__device__ constexpr int larger(int a, int b) { return a < b ? b : a; }
+
+constexpr int THREADS = 256, SIZE = static_cast<int>(sizeof(scalar_t));
+constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE;  // elements of a copy; channels of one mma.sync
+static_assert(STAGES >= 2, "one stage is filled while another is read");
+
+#if defined(CONVT3D_TF32X3)
+constexpr bool SPLIT = true;
+#else
+constexpr bool SPLIT = false;
+#endif
+#if defined(CONVT3D_BF16)
+#define CONVT3D_MULTIPLY mma_bf16
+#elif defined(CONVT3D_FP16)
+#define CONVT3D_MULTIPLY mma_fp16
+#else
+#define CONVT3D_MULTIPLY mma_tf32
+#endif
+
+// A voxel of the tile: where it begins in the input and in the output, -1 past the last one.
+struct alignas(16) Row {
+  index_t input, output;
+};
+
+// A column of the tile: where it lies relative to a voxel's output, -1 past the last one, and where its sums lie in shared memory.
+struct alignas(16) Column {
+  index_t output;
+  float bias;
+  int sums;
+};
+
+struct Tap {
+  int co, d, h, w;
+};
+
+__device__ inline Tap tap_of(const Problem& problem, int column, int out_channels, bool taps_first) {
+  const int* kernel = problem.kernel_size;
+  Tap tap;
+  if (taps_first) {
+    tap.co = column % out_channels;
+    column /= out_channels;
+  }
+  tap.w = column % kernel[2];
+  column /= kernel[2];
+  tap.h = column % kernel[1];
+  column /= kernel[1];
+  tap.d = column % kernel[0];
+  if (!taps_first) tap.co = column / kernel[0];
+  return tap;
+}
+
+struct alignas(16) Vector {
+  scalar_t element[VECTOR];
+};
+
+template <int COUNT>
+struct Taps {
+  static constexpr int count = COUNT;
+};
+
+template <int COUNT>
+struct alignas(COUNT * 4) Floats {
+  float value[COUNT];
+};
+
+__device__ inline bool on_vectors(const void* data, index_t strides) {
+  return reinterpret_cast<unsigned long long>(data) % 16 == 0 && strides % VECTOR == 0;
+}
+
+// How the elements of a tile are copied: 16 bytes of neighbouring voxels, 16 bytes of neighbouring channels, or one by one.
+enum Copies { VOXEL_VECTORS, CHANNEL_VECTORS, ELEMENTS };
+
+__device__ inline Copies copies_of(const View<const scalar_t>& input, const int (&size)[3], int channels) {
+  const index_t* stride = input.stride;
+  const index_t outer = stride[0] | stride[1];
+  const bool rows = size[2] % VECTOR == 0 && on_vectors(input.data, outer | stride[2] | stride[3]);
+  const bool planes = stride[3] == size[2] && size[2] * static_cast<index_t>(size[1]) % VECTOR == 0 &&
+                      on_vectors(input.data, outer | stride[2]);
+  const bool volumes = stride[3] == size[2] && stride[2] == stride[3] * size[1] && size[0] * stride[2] % VECTOR == 0 &&
+                       on_vectors(input.data, outer);
+  if (stride[4] == 1 && (rows || planes || volumes)) return VOXEL_VECTORS;
+  const bool last = stride[1] == 1 && channels % VECTOR == 0;
+  return last && on_vectors(input.data, stride[0] | stride[2] | stride[3] | stride[4]) ? CHANNEL_VECTORS : ELEMENTS;
+}
+
+__device__ inline void copy_element(scalar_t* shared, const scalar_t* global, bool live) {
+  if constexpr (SIZE == 4) {
+    cp_async<4>(shared_address(shared), global, live ? 4 : 0);
+  } else {  // cp.async copies no fewer than 4 bytes
+    *shared = live ? *global : scalar_t();
+  }
+}
+
+// The operands of one step for a warp's tile, as they lie in shared memory; parts are what TF32 has of a number, and the rest.
+template <int M_TILES>
+struct Fragments {
+  unsigned a[SPLIT ? 2 : 1][M_TILES][4], b[SPLIT ? 2 : 1][4][2];
+
+  __device__ static void round(float value, unsigned& high, unsigned& low) {
+    high = round_to_tf32(value);
+    if (SPLIT) low = round_to_tf32(value - __uint_as_float(high));
+  }
+
+  // `inputs` is the step's first row [depth][voxel] at the warp's first voxel. tf32: rows g and g + 8 of a fragment are voxels 2g
+  // and 2g + 1, so that one load brings both.
+  template <int PITCH>
+  __device__ void load_along_voxels(const scalar_t* inputs, int lane) {
+    if constexpr (SIZE == 4) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < M_TILES; ++i) {
+          const Floats<2> pair =
+              *reinterpret_cast<const Floats<2>*>(inputs + (lane % 4 + r * 4) * PITCH + i * 16 + lane / 4 * 2);
+          for (int e = 0; e < 2; ++e) round(pair.value[e], a[0][i][r * 2 + e], a[SPLIT ? 1 : 0][i][r * 2 + e]);
+        }
+      }
+    } else {
+      const unsigned row = shared_address(inputs + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8);
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) ldmatrix_x4_transposed(a[0][i], row + i * 16 * SIZE);
+    }
+  }
+
+  // The same from [voxel][depth].
+  template <int PITCH>
+  __device__ void load_along_channels(const scalar_t* inputs, int lane) {
+    const unsigned row = shared_address(inputs + lane % 16 * PITCH + lane / 16 * VECTOR);
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i) {
+      ldmatrix_x4(a[0][i], row + i * 16 * PITCH * SIZE);
+      if constexpr (SIZE == 4) {
+        for (int r = 0; r < 4; ++r) round(__uint_as_float(a[0][i][r]), a[0][i][r], a[SPLIT ? 1 : 0][i][r]);
+      }
+    }
+  }
+
+  // [depth][column] at the warp's first column.
+  template <int PITCH>
+  __device__ void load_weights(const scalar_t* weights, int lane) {
+    if constexpr (SIZE == 4) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          round(to_accum(weights[(lane % 4 + r * 4) * PITCH + j * 8 + lane / 4]), b[0][j][r], b[SPLIT ? 1 : 0][j][r]);
+      }
+    } else {
+      const unsigned row = shared_address(weights + lane % 16 * PITCH + lane / 16 * 8);
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        unsigned both[4];
+        ldmatrix_x4_transposed(both, row + j * 8 * SIZE);
+        for (int r = 0; r < 4; ++r) b[0][j + r / 2][r % 2] = both[r];
+      }
+    }
+  }
+
+  __device__ void multiply(float (&sums)[M_TILES][4][4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        if (SPLIT) {
+          float step[4] = {};
+          CONVT3D_MULTIPLY(step, a[SPLIT ? 1 : 0][i], b[0][j][0], b[0][j][1]);
+          CONVT3D_MULTIPLY(step, a[0][i], b[SPLIT ? 1 : 0][j][0], b[SPLIT ? 1 : 0][j][1]);
+          CONVT3D_MULTIPLY(step, a[0][i], b[0][j][0], b[0][j][1]);
+          for (int e = 0; e < 4; ++e) sums[i][j][e] += step[e];
+        } else {
+          CONVT3D_MULTIPLY(sums[i][j], a[0][i], b[0][j][0], b[0][j][1]);
+        }
+      }
+    }
+  }
+};
+
+template <int TILE_VOXELS, int TILE_COLUMNS, int DEPTH_WARPS>
+__device__ inline void multiply_patches(const Problem& problem, const View<const scalar_t>& input,
+                                        const View<const scalar_t>& weight, const scalar_t* __restrict__ bias,
+                                        const View<scalar_t>& output, int voxels, int columns, int column_tiles) {
+  constexpr int STEPS = DEPTH_WARPS == 8 ? 1 : STAGE_STEPS, DEPTH = STEP * DEPTH_WARPS * STEPS;
+  constexpr int COLUMN_WARPS = TILE_COLUMNS / 32, VOXEL_WARPS = THREADS / 32 / COLUMN_WARPS / DEPTH_WARPS;
+  constexpr int WARP_VOXELS = TILE_VOXELS / VOXEL_WARPS, M_TILES = WARP_VOXELS / 16;
+  // 16-bit rows 4 words past a multiple of 32 for ldmatrix; fp32 8 past it along voxels and columns, 4 past it along channels.
+  constexpr int VOXEL_PITCH = TILE_VOXELS + 8, COLUMN_PITCH = TILE_COLUMNS + 8, CHANNEL_PITCH = DEPTH + VECTOR;
+  constexpr int INPUTS = larger(DEPTH * VOXEL_PITCH, TILE_VOXELS * (DEPTH + 8)), WEIGHTS = DEPTH * COLUMN_PITCH;
+  constexpr int SUMS_PITCH = TILE_VOXELS + 20;  // 4 past a multiple of 16, with room for a shift by 16
+  constexpr int STAGE_BYTES = STAGES * SIZE * (INPUTS + WEIGHTS), SUMS_BYTES = 4 * DEPTH_WARPS * TILE_COLUMNS * SUMS_PITCH;
+
+  extern __shared__ uint4 shared[];
+  scalar_t* const inputs = reinterpret_cast<scalar_t*>(shared);  // [STAGES][INPUTS]
+  scalar_t* const weights = inputs + STAGES * INPUTS;            // [STAGES][WEIGHTS]
+  float* const sums_of = reinterpret_cast<float*>(shared);       // [DEPTH_WARPS][column][voxel], when the stages have been read
+  Row* const row_table = reinterpret_cast<Row*>(shared + larger(STAGE_BYTES, SUMS_BYTES) / 16);
+  Column* const column_table = reinterpret_cast<Column*>(row_table + TILE_VOXELS);
+
+  // blockIdx.x = (voxel tile * groups + group) * column_tiles + column tile: neighbours share inputs.
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int first_column = static_cast<int>(blockIdx.x % column_tiles) * TILE_COLUMNS;
+  const int group = static_cast<int>(blockIdx.x / column_tiles % problem.groups);
+  const int first_voxel = static_cast<int>(blockIdx.x / column_tiles / problem.groups) * TILE_VOXELS;
+  const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int* kernel = problem.kernel_size;
+  const int taps = columns / out_channels;
+
+  const index_t rows = kernel[2], planes = rows * kernel[1];
+  const bool dense = weight.stride[0] % VECTOR == 0 && columns % VECTOR == 0 && on_vectors(weight.data, 0);
+  const bool taps_last =
+      weight.stride[4] == 1 && weight.stride[3] == rows && weight.stride[2] == planes && weight.stride[1] == taps;
+  const bool taps_first = !taps_last && weight.stride[1] == 1 && weight.stride[4] == out_channels &&
+                          weight.stride[3] == rows * out_channels && weight.stride[2] == planes * out_channels;
+  const bool weight_vectors = dense && (taps_last || taps_first);
+  const Copies copies = copies_of(input, problem.input_size, channels);
+
+  // channels_last: 16 bytes are VECTOR channels of one tap, `channel_step` columns apart.
+  const int channel_step = taps_first ? 1 : taps;
+  const bool output_channels_last =
+      output.stride[1] == 1 && out_channels % VECTOR == 0 && out_channels > 1 &&
+      (taps_first || (TILE_COLUMNS / VECTOR) % taps == 0) &&
+      on_vectors(output.data, output.stride[0] | output.stride[2] | output.stride[3] | output.stride[4]);
+  const int run_voxels = kernel[2] <= 4 && kernel[2] != 3 ? VECTOR / kernel[2] : 0;  // of 16 bytes of NCDHW
+  const bool output_rows = run_voxels != 0 && !taps_first && output.stride[4] == 1 && problem.input_size[2] % run_voxels == 0 &&
+                           on_vectors(output.data, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3]);
+
+  if (thread < TILE_VOXELS) {
+    const int row = first_voxel + thread;
+    const Voxel at = voxel_at(row < voxels ? row : 0, 1, problem.input_size);
+    row_table[thread] = {
+        input.at(at.n, group * channels, at.d, at.h, at.w) - input.data,
+        row < voxels ? output.at(at.n, group * out_channels, at.d * kernel[0], at.h * kernel[1], at.w * kernel[2]) - output.data
+                     : -1};
+  } else if (thread < TILE_VOXELS + TILE_COLUMNS) {
+    const int at = thread - TILE_VOXELS, column = first_column + at;
+    const Tap tap = tap_of(problem, column < columns ? column : 0, out_channels, taps_first);
+    // Lanes 2q and 2q + 1 read VECTOR channels after each other: shifted by half the banks.
+    const bool shifted = output_channels_last && tap.co / VECTOR % 2 != 0 && !(taps_first && VECTOR == 4);
+    column_table[at] = {column < columns ? tap.co * output.stride[1] + tap.d * output.stride[2] + tap.h * output.stride[3] +
+                                               tap.w * output.stride[4]
+                                         : -1,
+                        bias != nullptr && column < columns ? to_accum(bias[group * out_channels + tap.co]) : 0.0f,
+                        at * SUMS_PITCH + (shifted ? 16 : 0)};
+  }
+
+  const int copied_column = weight_vectors ? thread % (TILE_COLUMNS / VECTOR) * VECTOR : thread % TILE_COLUMNS;
+  const bool column_live = first_column + copied_column < columns;
+  const Tap copied_tap = tap_of(problem, column_live ? first_column + copied_column : 0, out_channels, taps_first);
+  const scalar_t* const weight_from = weight.at(group * channels, copied_tap.co, copied_tap.d, copied_tap.h, copied_tap.w);
+  const int copied_voxel = copies == VOXEL_VECTORS ? thread % (TILE_VOXELS / VECTOR) * VECTOR : thread % TILE_VOXELS;
+  const bool voxel_live = first_voxel + copied_voxel < voxels;
+  __syncthreads();  // the tables are written
+  const scalar_t* const input_from = input.data + row_table[copied_voxel].input;
+
+  const auto copy_stage = [&](int stage, int buffer) {
+    const int first = stage * DEPTH, left = channels - first;
+    scalar_t* const to = inputs + buffer * INPUTS;
+    if (copies == VOXEL_VECTORS) {
+      const scalar_t* const from = input_from + first * input.stride[1];
+#pragma unroll
+      for (int k = thread / (TILE_VOXELS / VECTOR); k < DEPTH; k += THREADS / (TILE_VOXELS / VECTOR)) {
+        cp_async<16>(shared_address(to + k * VOXEL_PITCH + copied_voxel), from + k * input.stride[1],
+                     voxel_live && k < left ? 16 : 0);
+      }
+    } else if (copies == CHANNEL_VECTORS) {
+      const int k = thread % (DEPTH / VECTOR) * VECTOR;
+#pragma unroll
+      for (int v = thread / (DEPTH / VECTOR); v < TILE_VOXELS; v += THREADS / (DEPTH / VECTOR)) {
+        cp_async<16>(shared_address(to + v * CHANNEL_PITCH + k), input.data + row_table[v].input + first + k,
+                     first_voxel + v < voxels && k < left ? 16 : 0);
+      }
+    } else {
+      const scalar_t* const from = input_from + first * input.stride[1];
+#pragma unroll 4
+      for (int k = thread / TILE_VOXELS; k < DEPTH; k += THREADS / TILE_VOXELS) {
+        copy_element(to + k * VOXEL_PITCH + copied_voxel, from + k * input.stride[1], voxel_live && k < left);
+      }
+    }
+    scalar_t* const weights_to = weights + buffer * WEIGHTS + copied_column;
+    const scalar_t* const from = weight_from + first * weight.stride[0];
+    if (weight_vectors) {
+#pragma unroll
+      for (int k = thread / (TILE_COLUMNS / VECTOR); k < DEPTH; k += THREADS / (TILE_COLUMNS / VECTOR)) {
+        cp_async<16>(shared_address(weights_to + k * COLUMN_PITCH), from + k * weight.stride[0],
+                     column_live && k < left ? 16 : 0);
+      }
+    } else {
+#pragma unroll 4
+      for (int k = thread / TILE_COLUMNS; k < DEPTH; k += THREADS / TILE_COLUMNS) {
+        copy_element(weights_to + k * COLUMN_PITCH, from + k * weight.stride[0], column_live && k < left);
+      }
+    }
+  };
+
+  const int stages = (channels + DEPTH - 1) / DEPTH;
+#pragma unroll 1
+  for (int stage = 0; stage < STAGES - 1; ++stage) {
+    if (stage < stages) copy_stage(stage, stage);
+    cp_async_commit();
+  }
+
+  const int warp_column = warp % COLUMN_WARPS * 32, warp_voxel = warp / COLUMN_WARPS % VOXEL_WARPS * WARP_VOXELS;
+  const int warp_depth = warp / (COLUMN_WARPS * VOXEL_WARPS) * STEPS * STEP;
+  float sums[M_TILES][4][4] = {};
+  int buffer = 0, filled = STAGES - 1;
+#pragma unroll 1
+  for (int stage = 0; stage < stages; ++stage) {
+    cp_async_wait<STAGES - 2>();
+    __syncthreads();  // this stage has landed for all, and the one before it has been read by all
+    if (stage + STAGES - 1 < stages) copy_stage(stage + STAGES - 1, filled);
+    cp_async_commit();
+    const scalar_t* const stage_inputs = inputs + buffer * INPUTS;
+    const scalar_t* const stage_weights = weights + buffer * WEIGHTS + warp_depth * COLUMN_PITCH + warp_column;
+    if (copies == CHANNEL_VECTORS) {
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        Fragments<M_TILES> now;
+        now.template load_along_channels<CHANNEL_PITCH>(stage_inputs + warp_voxel * CHANNEL_PITCH + warp_depth + step * STEP,
+                                                        lane);
+        now.template load_weights<COLUMN_PITCH>(stage_weights + step * STEP * COLUMN_PITCH, lane);
+        now.multiply(sums);
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        Fragments<M_TILES> now;
+        now.template load_along_voxels<VOXEL_PITCH>(stage_inputs + (warp_depth + step * STEP) * VOXEL_PITCH + warp_voxel, lane);
+        now.template load_weights<COLUMN_PITCH>(stage_weights + step * STEP * COLUMN_PITCH, lane);
+        now.multiply(sums);
+      }
+    }
+    buffer = buffer + 1 == STAGES ? 0 : buffer + 1;
+    filled = filled + 1 == STAGES ? 0 : filled + 1;
+  }
+
+  __syncthreads();  // the stages have been read: their place is for the sums
+  float* const warp_sums = sums_of + warp / (COLUMN_WARPS * VOXEL_WARPS) * TILE_COLUMNS * SUMS_PITCH + warp_voxel;
+  const bool paired = SIZE == 4 && copies != CHANNEL_VECTORS;  // rows g and g + 8 are voxels 2g and 2g + 1
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float* const to = warp_sums + column_table[warp_column + j * 8 + lane % 4 * 2 + e].sums;
+#pragma unroll
+      for (int i = 0; i < M_TILES; ++i) {
+        if (paired) {
+          *reinterpret_cast<Floats<2>*>(to + i * 16 + lane / 4 * 2) = {{sums[i][j][e], sums[i][j][2 + e]}};
+        } else {
+          to[i * 16 + lane / 4] = sums[i][j][e];
+          to[i * 16 + lane / 4 + 8] = sums[i][j][2 + e];
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  // RUN neighbouring voxels of one column, all parts of the depth added.
+  const auto gather = [&](auto& values, int column, int voxel) {
+    constexpr int RUN = sizeof(values) / 4, WIDTH = RUN < 4 ? RUN : 4;
+    const Column& entry = column_table[column];
+    for (int e = 0; e < RUN; ++e) values[e] = entry.bias;
+#pragma unroll
+    for (int part = 0; part < DEPTH_WARPS; ++part) {
+#pragma unroll
+      for (int e = 0; e < RUN; e += WIDTH) {
+        const auto& loaded =
+            *reinterpret_cast<const Floats<WIDTH>*>(sums_of + part * TILE_COLUMNS * SUMS_PITCH + entry.sums + voxel + e);
+        for (int x = 0; x < WIDTH; ++x) values[e + x] += loaded.value[x];
+      }
+    }
+  };
+  // 16 bytes of NCDHW: KERNEL taps of a row for each of VECTOR / KERNEL voxels.
+  const auto store_rows = [&](auto kernel_w) {
+    constexpr int KERNEL = decltype(kernel_w)::count, RUN = VECTOR / KERNEL, RUNS = TILE_VOXELS / RUN;
+#pragma unroll 1
+    for (int item = thread; item < RUNS * (TILE_COLUMNS / KERNEL); item += THREADS) {
+      const int voxel = item % RUNS * RUN, column = item / RUNS * KERNEL;
+      const index_t row = row_table[voxel].output, offset = column_table[column].output;
+      if (row < 0 || offset < 0) continue;
+      Vector out;
+#pragma unroll
+      for (int tap = 0; tap < KERNEL; ++tap) {
+        float values[RUN];
+        gather(values, column + tap, voxel);
+        for (int v = 0; v < RUN; ++v) out.element[v * KERNEL + tap] = to_scalar(values[v]);
+      }
+      *reinterpret_cast<Vector*>(output.data + row + offset) = out;
+    }
+  };
+
+  if (output_channels_last) {
+    // An item is VECTOR channels of two voxels; neighbouring lanes have neighbouring channels, 32 bytes, then neighbouring voxels.
+    const int tile_groups = TILE_COLUMNS / VECTOR / channel_step;  // of channels, for one tap (taps_first: for whatever taps)
+#pragma unroll 1
+    for (int item = thread; item < TILE_VOXELS / 2 * (TILE_COLUMNS / VECTOR); item += THREADS) {
+      const int voxel = item / 2 % (TILE_VOXELS / 2) * 2, part = item / TILE_VOXELS * 2 + item % 2;
+      const int column = part % tile_groups * VECTOR * channel_step + part / tile_groups;
+      const index_t offset = column_table[column].output;
+      if (offset < 0) continue;
+      Vector out[2];
+#pragma unroll
+      for (int c = 0; c < VECTOR; ++c) {
+        float values[2];
+        gather(values, column + c * channel_step, voxel);
+        for (int v = 0; v < 2; ++v) out[v].element[c] = to_scalar(values[v]);
+      }
+      for (int v = 0; v < 2; ++v) {
+        const index_t row = row_table[voxel + v].output;
+        if (row >= 0) *reinterpret_cast<Vector*>(output.data + row + offset) = out[v];
+      }
+    }
+  } else if (output_rows && kernel[2] == 1) {
+    store_rows(Taps<1>());
+  } else if (output_rows && kernel[2] == 2) {
+    store_rows(Taps<2>());
+  } else if (output_rows && kernel[2] == 4) {
+    store_rows(Taps<4>());
+  } else {
+#pragma unroll 1
+    for (int item = thread; item < TILE_VOXELS * TILE_COLUMNS; item += THREADS) {
+      const int voxel = item % TILE_VOXELS, column = item / TILE_VOXELS;
+      const index_t row = row_table[voxel].output, offset = column_table[column].output;
+      float value[1];
+      gather(value, column, voxel);
+      if (row >= 0 && offset >= 0) output.data[row + offset] = to_scalar(value[0]);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, SPLIT ? 1 : 2)
+    convt3d_fprop_patch_mma_128x128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                                    const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                                    const int columns, const int column_tiles) {
+  multiply_patches<128, 128, 1>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    convt3d_fprop_patch_mma_128x64(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                                   const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                                   const int columns, const int column_tiles) {
+  multiply_patches<128, 64, 1>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    convt3d_fprop_patch_mma_64x64(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                                  const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                                  const int columns, const int column_tiles) {
+  multiply_patches<64, 64, 2>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    convt3d_fprop_patch_mma_32x32(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                                  const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                                  const int columns, const int column_tiles) {
+  multiply_patches<32, 32, 8>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+}
