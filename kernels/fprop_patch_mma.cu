@@ -174,11 +174,22 @@ __device__ inline Copies copies_of(const View<const scalar_t>& input, const int 
   return last && on_vectors(input.data, stride[0] | stride[2] | stride[3] | stride[4]) ? CHANNEL_VECTORS : ELEMENTS;
 }
 
-__device__ inline void copy_element(scalar_t* shared, const scalar_t* global, bool live) {
+// Copy COUNT elements one by one, `step` apart in memory and `pitch` in shared memory: of these the first `left` / APART are inside.
+template <int COUNT, int APART>
+__device__ inline void copy_elements(scalar_t* to, int pitch, const scalar_t* from, index_t step, int left) {
   if constexpr (SIZE == 4) {
-    cp_async<4>(shared_address(shared), global, live ? 4 : 0);
-  } else {  // cp.async copies no fewer than 4 bytes
-    *shared = live ? *global : scalar_t();
+#pragma unroll 4
+    for (int i = 0; i < COUNT; ++i) cp_async<4>(shared_address(to + i * pitch), from + i * step, i * APART < left ? 4 : 0);
+  } else {  // cp.async copies no fewer than 4 bytes: several loads are under way before the first is stored
+    constexpr int BATCH = COUNT % 8 == 0 ? 8 : COUNT;
+#pragma unroll 1
+    for (int first = 0; first < COUNT; first += BATCH) {
+      scalar_t values[BATCH];
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) values[i] = (first + i) * APART < left ? from[(first + i) * step] : scalar_t();
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) to[(first + i) * pitch] = values[i];
+    }
   }
 }
 
@@ -295,12 +306,12 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   const int* kernel = problem.kernel_size;
   const int taps = columns / out_channels;
 
-  const index_t rows = kernel[2], planes = rows * kernel[1];
+  const index_t tap_row = kernel[2], tap_plane = tap_row * kernel[1];
   const bool dense = weight.stride[0] % VECTOR == 0 && columns % VECTOR == 0 && on_vectors(weight.data, 0);
   const bool taps_last =
-      weight.stride[4] == 1 && weight.stride[3] == rows && weight.stride[2] == planes && weight.stride[1] == taps;
+      weight.stride[4] == 1 && weight.stride[3] == tap_row && weight.stride[2] == tap_plane && weight.stride[1] == taps;
   const bool taps_first = !taps_last && weight.stride[1] == 1 && weight.stride[4] == out_channels &&
-                          weight.stride[3] == rows * out_channels && weight.stride[2] == planes * out_channels;
+                          weight.stride[3] == tap_row * out_channels && weight.stride[2] == tap_plane * out_channels;
   const bool weight_vectors = dense && (taps_last || taps_first);
   const Copies copies = copies_of(input, problem.input_size, channels);
 
@@ -333,59 +344,74 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
                         at * SUMS_PITCH + (shifted ? 16 : 0)};
   }
 
-  const int copied_column = weight_vectors ? thread % (TILE_COLUMNS / VECTOR) * VECTOR : thread % TILE_COLUMNS;
+  // This thread's share of each copy: one column (or VECTOR of them) and one voxel, and of the channels every so many.
+  const int column_threads = weight_vectors ? TILE_COLUMNS / VECTOR : TILE_COLUMNS;
+  const int voxel_threads = copies == VOXEL_VECTORS ? TILE_VOXELS / VECTOR : TILE_VOXELS;
+  const int copied_column = thread % column_threads * (TILE_COLUMNS / column_threads);
+  const int copied_voxel = thread % voxel_threads * (TILE_VOXELS / voxel_threads);
   const bool column_live = first_column + copied_column < columns;
-  const Tap copied_tap = tap_of(problem, column_live ? first_column + copied_column : 0, out_channels, taps_first);
-  const scalar_t* const weight_from = weight.at(group * channels, copied_tap.co, copied_tap.d, copied_tap.h, copied_tap.w);
-  const int copied_voxel = copies == VOXEL_VECTORS ? thread % (TILE_VOXELS / VECTOR) * VECTOR : thread % TILE_VOXELS;
-  const bool voxel_live = first_voxel + copied_voxel < voxels;
+  const Tap tap = tap_of(problem, column_live ? first_column + copied_column : 0, out_channels, taps_first);
+  const int weight_channel = thread / column_threads;
+  const int input_channel = copies == CHANNEL_VECTORS ? thread % (DEPTH / VECTOR) * VECTOR : thread / voxel_threads;
+  const scalar_t* weight_from = weight.at(group * channels + weight_channel, tap.co, tap.d, tap.h, tap.w);
   __syncthreads();  // the tables are written
-  const scalar_t* const input_from = input.data + row_table[copied_voxel].input;
+  const scalar_t* input_from =
+      input.data + input_channel * input.stride[1] + (copies == CHANNEL_VECTORS ? 0 : row_table[copied_voxel].input);
+  // Channels left for this thread from its first one, none where its column or voxel is outside.
+  int weights_left = column_live ? channels - weight_channel : 0;
+  int inputs_left = copies == CHANNEL_VECTORS || first_voxel + copied_voxel < voxels ? channels - input_channel : 0;
 
-  const auto copy_stage = [&](int stage, int buffer) {
-    const int first = stage * DEPTH, left = channels - first;
-    scalar_t* const to = inputs + buffer * INPUTS;
+  const auto copy_stage = [&](int buffer) {
+    scalar_t* const inputs_to = inputs + buffer * INPUTS;
+    const scalar_t* from = input_from;
     if (copies == VOXEL_VECTORS) {
-      const scalar_t* const from = input_from + first * input.stride[1];
+      constexpr int APART = THREADS / (TILE_VOXELS / VECTOR);
+      const unsigned to = shared_address(inputs_to + input_channel * VOXEL_PITCH + copied_voxel);
 #pragma unroll
-      for (int k = thread / (TILE_VOXELS / VECTOR); k < DEPTH; k += THREADS / (TILE_VOXELS / VECTOR)) {
-        cp_async<16>(shared_address(to + k * VOXEL_PITCH + copied_voxel), from + k * input.stride[1],
-                     voxel_live && k < left ? 16 : 0);
+      for (int k = 0; k < DEPTH; k += APART, from += APART * input.stride[1]) {
+        if (DEPTH % APART == 0 || input_channel + k < DEPTH)
+          cp_async<16>(to + k * VOXEL_PITCH * SIZE, from, k < inputs_left ? 16 : 0);
       }
     } else if (copies == CHANNEL_VECTORS) {
-      const int k = thread % (DEPTH / VECTOR) * VECTOR;
+      constexpr int APART = THREADS / (DEPTH / VECTOR);
+      const int voxel = thread / (DEPTH / VECTOR);
+      const unsigned to = shared_address(inputs_to + voxel * CHANNEL_PITCH + input_channel);
 #pragma unroll
-      for (int v = thread / (DEPTH / VECTOR); v < TILE_VOXELS; v += THREADS / (DEPTH / VECTOR)) {
-        cp_async<16>(shared_address(to + v * CHANNEL_PITCH + k), input.data + row_table[v].input + first + k,
-                     first_voxel + v < voxels && k < left ? 16 : 0);
+      for (int v = 0; v < TILE_VOXELS; v += APART) {
+        if (TILE_VOXELS % APART == 0 || voxel + v < TILE_VOXELS) {
+          const bool live = inputs_left > 0 && first_voxel + voxel + v < voxels;
+          cp_async<16>(to + v * CHANNEL_PITCH * SIZE, from + row_table[voxel + v].input, live ? 16 : 0);
+        }
       }
     } else {
-      const scalar_t* const from = input_from + first * input.stride[1];
-#pragma unroll 4
-      for (int k = thread / TILE_VOXELS; k < DEPTH; k += THREADS / TILE_VOXELS) {
-        copy_element(to + k * VOXEL_PITCH + copied_voxel, from + k * input.stride[1], voxel_live && k < left);
-      }
+      constexpr int APART = THREADS / TILE_VOXELS;
+      copy_elements<DEPTH / APART, APART>(inputs_to + input_channel * VOXEL_PITCH + copied_voxel, APART * VOXEL_PITCH, from,
+                                          APART * input.stride[1], inputs_left);
     }
-    scalar_t* const weights_to = weights + buffer * WEIGHTS + copied_column;
-    const scalar_t* const from = weight_from + first * weight.stride[0];
+    input_from += DEPTH * input.stride[1];
+    inputs_left -= DEPTH;
+
+    scalar_t* const weights_to = weights + buffer * WEIGHTS + weight_channel * COLUMN_PITCH + copied_column;
+    from = weight_from;
     if (weight_vectors) {
+      constexpr int APART = THREADS / (TILE_COLUMNS / VECTOR);
 #pragma unroll
-      for (int k = thread / (TILE_COLUMNS / VECTOR); k < DEPTH; k += THREADS / (TILE_COLUMNS / VECTOR)) {
-        cp_async<16>(shared_address(weights_to + k * COLUMN_PITCH), from + k * weight.stride[0],
-                     column_live && k < left ? 16 : 0);
+      for (int k = 0; k < DEPTH; k += APART, from += APART * weight.stride[0]) {
+        if (DEPTH % APART == 0 || weight_channel + k < DEPTH)
+          cp_async<16>(shared_address(weights_to) + k * COLUMN_PITCH * SIZE, from, k < weights_left ? 16 : 0);
       }
     } else {
-#pragma unroll 4
-      for (int k = thread / TILE_COLUMNS; k < DEPTH; k += THREADS / TILE_COLUMNS) {
-        copy_element(weights_to + k * COLUMN_PITCH, from + k * weight.stride[0], column_live && k < left);
-      }
+      constexpr int APART = THREADS / TILE_COLUMNS;
+      copy_elements<DEPTH / APART, APART>(weights_to, APART * COLUMN_PITCH, from, APART * weight.stride[0], weights_left);
     }
+    weight_from += DEPTH * weight.stride[0];
+    weights_left -= DEPTH;
   };
 
   const int stages = (channels + DEPTH - 1) / DEPTH;
 #pragma unroll 1
   for (int stage = 0; stage < STAGES - 1; ++stage) {
-    if (stage < stages) copy_stage(stage, stage);
+    if (stage < stages) copy_stage(stage);
     cp_async_commit();
   }
 
@@ -397,12 +423,12 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   for (int stage = 0; stage < stages; ++stage) {
     cp_async_wait<STAGES - 2>();
     __syncthreads();  // this stage has landed for all, and the one before it has been read by all
-    if (stage + STAGES - 1 < stages) copy_stage(stage + STAGES - 1, filled);
+    if (stage + STAGES - 1 < stages) copy_stage(filled);
     cp_async_commit();
     const scalar_t* const stage_inputs = inputs + buffer * INPUTS;
     const scalar_t* const stage_weights = weights + buffer * WEIGHTS + warp_depth * COLUMN_PITCH + warp_column;
     if (copies == CHANNEL_VECTORS) {
-#pragma unroll
+#pragma unroll(SPLIT ? 1 : STEPS)
       for (int step = 0; step < STEPS; ++step) {
         Fragments<M_TILES> now;
         now.template load_along_channels<CHANNEL_PITCH>(stage_inputs + warp_voxel * CHANNEL_PITCH + warp_depth + step * STEP,
@@ -411,7 +437,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
         now.multiply(sums);
       }
     } else {
-#pragma unroll
+#pragma unroll(SPLIT ? 1 : STEPS)
       for (int step = 0; step < STEPS; ++step) {
         Fragments<M_TILES> now;
         now.template load_along_voxels<VOXEL_PITCH>(stage_inputs + (warp_depth + step * STEP) * VOXEL_PITCH + warp_voxel, lane);
@@ -459,14 +485,17 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
       }
     }
   };
+  // A thread stores one run of voxels, and several columns of it.
   // 16 bytes of NCDHW: KERNEL taps of a row for each of VECTOR / KERNEL voxels.
   const auto store_rows = [&](auto kernel_w) {
     constexpr int KERNEL = decltype(kernel_w)::count, RUN = VECTOR / KERNEL, RUNS = TILE_VOXELS / RUN;
-#pragma unroll 1
-    for (int item = thread; item < RUNS * (TILE_COLUMNS / KERNEL); item += THREADS) {
-      const int voxel = item % RUNS * RUN, column = item / RUNS * KERNEL;
-      const index_t row = row_table[voxel].output, offset = column_table[column].output;
-      if (row < 0 || offset < 0) continue;
+    static_assert(THREADS % RUNS == 0, "a thread keeps its voxels");
+    const int voxel = thread % RUNS * RUN;
+    const index_t row = row_table[voxel].output;
+    if (row < 0) return;
+#pragma unroll(DEPTH_WARPS == 1 ? 4 : 1)
+    for (int column = thread / RUNS * KERNEL; column < TILE_COLUMNS; column += THREADS / RUNS * KERNEL) {
+      const index_t offset = column_table[column].output;
       Vector out;
 #pragma unroll
       for (int tap = 0; tap < KERNEL; ++tap) {
@@ -474,19 +503,19 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
         gather(values, column + tap, voxel);
         for (int v = 0; v < RUN; ++v) out.element[v * KERNEL + tap] = to_scalar(values[v]);
       }
-      *reinterpret_cast<Vector*>(output.data + row + offset) = out;
+      if (offset >= 0) *reinterpret_cast<Vector*>(output.data + row + offset) = out;
     }
   };
 
   if (output_channels_last) {
-    // An item is VECTOR channels of two voxels; neighbouring lanes have neighbouring channels, 32 bytes, then neighbouring voxels.
+    // 16 bytes for each of two voxels; neighbouring lanes have neighbouring channels, 32 bytes, then neighbouring voxels.
     const int tile_groups = TILE_COLUMNS / VECTOR / channel_step;  // of channels, for one tap (taps_first: for whatever taps)
+    const int voxel = thread / 2 % (TILE_VOXELS / 2) * 2;
+    const index_t rows[2] = {row_table[voxel].output, row_table[voxel + 1].output};
 #pragma unroll 1
-    for (int item = thread; item < TILE_VOXELS / 2 * (TILE_COLUMNS / VECTOR); item += THREADS) {
-      const int voxel = item / 2 % (TILE_VOXELS / 2) * 2, part = item / TILE_VOXELS * 2 + item % 2;
+    for (int part = thread / TILE_VOXELS * 2 + thread % 2; part < TILE_COLUMNS / VECTOR; part += THREADS / TILE_VOXELS * 2) {
       const int column = part % tile_groups * VECTOR * channel_step + part / tile_groups;
       const index_t offset = column_table[column].output;
-      if (offset < 0) continue;
       Vector out[2];
 #pragma unroll
       for (int c = 0; c < VECTOR; ++c) {
@@ -495,8 +524,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
         for (int v = 0; v < 2; ++v) out[v].element[c] = to_scalar(values[v]);
       }
       for (int v = 0; v < 2; ++v) {
-        const index_t row = row_table[voxel + v].output;
-        if (row >= 0) *reinterpret_cast<Vector*>(output.data + row + offset) = out[v];
+        if (rows[v] >= 0 && offset >= 0) *reinterpret_cast<Vector*>(output.data + rows[v] + offset) = out[v];
       }
     }
   } else if (output_rows && kernel[2] == 1) {
@@ -506,10 +534,11 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   } else if (output_rows && kernel[2] == 4) {
     store_rows(Taps<4>());
   } else {
-#pragma unroll 1
-    for (int item = thread; item < TILE_VOXELS * TILE_COLUMNS; item += THREADS) {
-      const int voxel = item % TILE_VOXELS, column = item / TILE_VOXELS;
-      const index_t row = row_table[voxel].output, offset = column_table[column].output;
+    const int voxel = thread % TILE_VOXELS;
+    const index_t row = row_table[voxel].output;
+#pragma unroll(DEPTH_WARPS == 1 ? 4 : 1)
+    for (int column = thread / TILE_VOXELS; column < TILE_COLUMNS; column += THREADS / TILE_VOXELS) {
+      const index_t offset = column_table[column].output;
       float value[1];
       gather(value, column, voxel);
       if (row >= 0 && offset >= 0) output.data[row + offset] = to_scalar(value[0]);
