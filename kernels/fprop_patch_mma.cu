@@ -15,7 +15,7 @@ tile_columns = "128 if tile == 1 else 64 if tile <= 3 else 32"
 depth_warps = "1 if tile <= 2 else 2 if tile == 3 else 8"
 column_tiles = "ceil_div(columns, tile_columns)"
 depth = "32 // itemsize * depth_warps * (1 if tile == 4 else STAGE_STEPS)"
-input_elements = "max(depth * (tile_voxels + 8), tile_voxels * (depth + 8))"
+input_elements = "max(depth * (tile_voxels + 8), tile_voxels * (depth + 16 // itemsize))"
 stage_bytes = "STAGES * itemsize * (input_elements + depth * (tile_columns + 8))"
 sums_bytes = "4 * depth_warps * tile_columns * (tile_voxels + 20)"
 shared_bytes = "max(stage_bytes, sums_bytes) + 16 * (tile_voxels + tile_columns)"
@@ -199,8 +199,8 @@ struct Fragments {
   unsigned a[SPLIT ? 2 : 1][M_TILES][4], b[SPLIT ? 2 : 1][4][2];
 
   __device__ static void round(float value, unsigned& high, unsigned& low) {
-    high = round_to_tf32(value);
-    if (SPLIT) low = round_to_tf32(value - __uint_as_float(high));
+    high = nearest_tf32(value);
+    if (SPLIT) low = nearest_tf32(value - __uint_as_float(high));
   }
 
   // `inputs` is the step's first row [depth][voxel] at the warp's first voxel. tf32: rows g and g + 8 of a fragment are voxels 2g
@@ -286,7 +286,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   constexpr int WARP_VOXELS = TILE_VOXELS / VOXEL_WARPS, M_TILES = WARP_VOXELS / 16;
   // 16-bit rows 4 words past a multiple of 32 for ldmatrix; fp32 8 past it along voxels and columns, 4 past it along channels.
   constexpr int VOXEL_PITCH = TILE_VOXELS + 8, COLUMN_PITCH = TILE_COLUMNS + 8, CHANNEL_PITCH = DEPTH + VECTOR;
-  constexpr int INPUTS = larger(DEPTH * VOXEL_PITCH, TILE_VOXELS * (DEPTH + 8)), WEIGHTS = DEPTH * COLUMN_PITCH;
+  constexpr int INPUTS = larger(DEPTH * VOXEL_PITCH, TILE_VOXELS * CHANNEL_PITCH), WEIGHTS = DEPTH * COLUMN_PITCH;
   constexpr int SUMS_PITCH = TILE_VOXELS + 20;  // 4 past a multiple of 16, with room for a shift by 16
   constexpr int STAGE_BYTES = STAGES * SIZE * (INPUTS + WEIGHTS), SUMS_BYTES = 4 * DEPTH_WARPS * TILE_COLUMNS * SUMS_PITCH;
 
