@@ -27,11 +27,12 @@ shared_bytes = "max(stage_bytes, sums_bytes) + 16 * (tile_voxels + tile_columns)
 TILE = [0, 1, 2, 3, 4]
 STAGES = [2, 3, 4]
 STAGE_STEPS = [2, 4]
+WIDE_WARPS = [0, 1]
 [[launch]]
 symbol = "convt3d_fprop_patch_mma_128x128"
 when = "tile == 1"
 grid = "ceil_div(voxels, 128) * groups * column_tiles"
-block = 256
+block = "128 if WIDE_WARPS and split == 0 else 256"
 shared_bytes = "shared_bytes"
 [[launch]]
 symbol = "convt3d_fprop_patch_mma_128x64"
@@ -82,6 +83,9 @@ shared_bytes = "shared_bytes"
 #ifndef STAGE_STEPS
 #define STAGE_STEPS 2
 #endif
+#ifndef WIDE_WARPS
+#define WIDE_WARPS 0
+#endif
 #ifndef LARGE_QUARTERS
 #define LARGE_QUARTERS 8
 #endif
@@ -91,7 +95,7 @@ shared_bytes = "shared_bytes"
 
 __device__ constexpr int larger(int a, int b) { return a < b ? b : a; }
 
-constexpr int THREADS = 256, SIZE = static_cast<int>(sizeof(scalar_t));
+constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
 constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE;  // elements of a copy; channels of one mma.sync
 static_assert(STAGES >= 2, "one stage is filled while another is read");
 
@@ -100,6 +104,7 @@ constexpr bool SPLIT = true;
 #else
 constexpr bool SPLIT = false;
 #endif
+constexpr bool WIDE = WIDE_WARPS != 0 && !SPLIT;  // tf32x3 would spill
 #if defined(CONVT3D_BF16)
 #define CONVT3D_MULTIPLY mma_bf16
 #elif defined(CONVT3D_FP16)
@@ -143,6 +148,19 @@ __device__ inline Tap tap_of(const Problem& problem, int column, int out_channel
 struct alignas(16) Vector {
   scalar_t element[VECTOR];
 };
+
+// Where a row of the product lies, by 32-bit divisions.
+__device__ inline Voxel voxel_of(int row, const int (&size)[3]) {
+  Voxel voxel;
+  voxel.c = 0;
+  voxel.w = row % size[2];
+  row /= size[2];
+  voxel.h = row % size[1];
+  row /= size[1];
+  voxel.d = row % size[0];
+  voxel.n = row / size[0];
+  return voxel;
+}
 
 template <int COUNT>
 struct Taps {
@@ -194,9 +212,9 @@ __device__ inline void copy_elements(scalar_t* to, int pitch, const scalar_t* fr
 }
 
 // The operands of one step for a warp's tile, as they lie in shared memory; parts are what TF32 has of a number, and the rest.
-template <int M_TILES>
+template <int M_TILES, int N_TILES>
 struct Fragments {
-  unsigned a[SPLIT ? 2 : 1][M_TILES][4], b[SPLIT ? 2 : 1][4][2];
+  unsigned a[SPLIT ? 2 : 1][M_TILES][4], b[SPLIT ? 2 : 1][N_TILES][2];
 
   __device__ static void round(float value, unsigned& high, unsigned& low) {
     high = nearest_tf32(value);
@@ -244,13 +262,13 @@ struct Fragments {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
+        for (int j = 0; j < N_TILES; ++j)
           round(to_accum(weights[(lane % 4 + r * 4) * PITCH + j * 8 + lane / 4]), b[0][j][r], b[SPLIT ? 1 : 0][j][r]);
       }
     } else {
       const unsigned row = shared_address(weights + lane % 16 * PITCH + lane / 16 * 8);
 #pragma unroll
-      for (int j = 0; j < 4; j += 2) {
+      for (int j = 0; j < N_TILES; j += 2) {
         unsigned both[4];
         ldmatrix_x4_transposed(both, row + j * 8 * SIZE);
         for (int r = 0; r < 4; ++r) b[0][j + r / 2][r % 2] = both[r];
@@ -258,9 +276,9 @@ struct Fragments {
     }
   }
 
-  __device__ void multiply(float (&sums)[M_TILES][4][4]) const {
+  __device__ void multiply(float (&sums)[M_TILES][N_TILES][4]) const {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < N_TILES; ++j) {
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
         if (SPLIT) {
@@ -277,13 +295,15 @@ struct Fragments {
   }
 };
 
-template <int TILE_VOXELS, int TILE_COLUMNS, int DEPTH_WARPS>
+template <int TILE_VOXELS, int TILE_COLUMNS, int DEPTH_WARPS, int WARP_COLUMNS>
 __device__ inline void multiply_patches(const Problem& problem, const View<const scalar_t>& input,
                                         const View<const scalar_t>& weight, const scalar_t* __restrict__ bias,
                                         const View<scalar_t>& output, int voxels, int columns, int column_tiles) {
   constexpr int STEPS = DEPTH_WARPS == 8 ? 1 : STAGE_STEPS, DEPTH = STEP * DEPTH_WARPS * STEPS;
-  constexpr int COLUMN_WARPS = TILE_COLUMNS / 32, VOXEL_WARPS = THREADS / 32 / COLUMN_WARPS / DEPTH_WARPS;
-  constexpr int WARP_VOXELS = TILE_VOXELS / VOXEL_WARPS, M_TILES = WARP_VOXELS / 16;
+  constexpr int WARP_VOXELS = TILE_VOXELS * TILE_COLUMNS == 128 * 128 ? 64 : 32;
+  constexpr int COLUMN_WARPS = TILE_COLUMNS / WARP_COLUMNS, VOXEL_WARPS = TILE_VOXELS / WARP_VOXELS;
+  constexpr int THREADS = 32 * COLUMN_WARPS * VOXEL_WARPS * DEPTH_WARPS;
+  constexpr int M_TILES = WARP_VOXELS / 16, N_TILES = WARP_COLUMNS / 8;
   // 16-bit rows 4 words past a multiple of 32 for ldmatrix; fp32 8 past it along voxels and columns, 4 past it along channels.
   constexpr int VOXEL_PITCH = TILE_VOXELS + 8, COLUMN_PITCH = TILE_COLUMNS + 8, CHANNEL_PITCH = DEPTH + VECTOR;
   constexpr int INPUTS = larger(DEPTH * VOXEL_PITCH, TILE_VOXELS * CHANNEL_PITCH), WEIGHTS = DEPTH * COLUMN_PITCH;
@@ -325,23 +345,26 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   const bool output_rows = run_voxels != 0 && !taps_first && output.stride[4] == 1 && problem.input_size[2] % run_voxels == 0 &&
                            on_vectors(output.data, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3]);
 
-  if (thread < TILE_VOXELS) {
-    const int row = first_voxel + thread;
-    const Voxel at = voxel_at(row < voxels ? row : 0, 1, problem.input_size);
-    row_table[thread] = {
-        input.at(at.n, group * channels, at.d, at.h, at.w) - input.data,
-        row < voxels ? output.at(at.n, group * out_channels, at.d * kernel[0], at.h * kernel[1], at.w * kernel[2]) - output.data
-                     : -1};
-  } else if (thread < TILE_VOXELS + TILE_COLUMNS) {
-    const int at = thread - TILE_VOXELS, column = first_column + at;
-    const Tap tap = tap_of(problem, column < columns ? column : 0, out_channels, taps_first);
-    // Lanes 2q and 2q + 1 read VECTOR channels after each other: shifted by half the banks.
-    const bool shifted = output_channels_last && tap.co / VECTOR % 2 != 0 && !(taps_first && VECTOR == 4);
-    column_table[at] = {column < columns ? tap.co * output.stride[1] + tap.d * output.stride[2] + tap.h * output.stride[3] +
-                                               tap.w * output.stride[4]
-                                         : -1,
-                        bias != nullptr && column < columns ? to_accum(bias[group * out_channels + tap.co]) : 0.0f,
-                        at * SUMS_PITCH + (shifted ? 16 : 0)};
+#pragma unroll 1
+  for (int entry = thread; entry < TILE_VOXELS + TILE_COLUMNS; entry += THREADS) {
+    if (entry < TILE_VOXELS) {
+      const int row = first_voxel + entry;
+      const bool live = row < voxels;
+      const Voxel at = voxel_of(live ? row : 0, problem.input_size);
+      const scalar_t* const corner =
+          output.at(at.n, group * out_channels, at.d * kernel[0], at.h * kernel[1], at.w * kernel[2]);
+      row_table[entry] = {input.at(at.n, group * channels, at.d, at.h, at.w) - input.data, live ? corner - output.data : -1};
+    } else {
+      const int at = entry - TILE_VOXELS, column = first_column + at;
+      const bool live = column < columns;
+      const Tap tap = tap_of(problem, live ? column : 0, out_channels, taps_first);
+      const index_t offset =
+          tap.co * output.stride[1] + tap.d * output.stride[2] + tap.h * output.stride[3] + tap.w * output.stride[4];
+      // Lanes 2q and 2q + 1 read VECTOR channels after each other: shifted by half the banks.
+      const bool shifted = output_channels_last && tap.co / VECTOR % 2 != 0 && !(taps_first && VECTOR == 4);
+      column_table[at] = {live ? offset : -1, bias != nullptr && live ? to_accum(bias[group * out_channels + tap.co]) : 0.0f,
+                          at * SUMS_PITCH + (shifted ? 16 : 0)};
+    }
   }
 
   // This thread's share of each copy: one column (or VECTOR of them) and one voxel, and of the channels every so many.
@@ -415,9 +438,9 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
     cp_async_commit();
   }
 
-  const int warp_column = warp % COLUMN_WARPS * 32, warp_voxel = warp / COLUMN_WARPS % VOXEL_WARPS * WARP_VOXELS;
+  const int warp_column = warp % COLUMN_WARPS * WARP_COLUMNS, warp_voxel = warp / COLUMN_WARPS % VOXEL_WARPS * WARP_VOXELS;
   const int warp_depth = warp / (COLUMN_WARPS * VOXEL_WARPS) * STEPS * STEP;
-  float sums[M_TILES][4][4] = {};
+  float sums[M_TILES][N_TILES][4] = {};
   int buffer = 0, filled = STAGES - 1;
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
@@ -430,7 +453,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
     if (copies == CHANNEL_VECTORS) {
 #pragma unroll(SPLIT ? 1 : STEPS)
       for (int step = 0; step < STEPS; ++step) {
-        Fragments<M_TILES> now;
+        Fragments<M_TILES, N_TILES> now;
         now.template load_along_channels<CHANNEL_PITCH>(stage_inputs + warp_voxel * CHANNEL_PITCH + warp_depth + step * STEP,
                                                         lane);
         now.template load_weights<COLUMN_PITCH>(stage_weights + step * STEP * COLUMN_PITCH, lane);
@@ -439,7 +462,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
     } else {
 #pragma unroll(SPLIT ? 1 : STEPS)
       for (int step = 0; step < STEPS; ++step) {
-        Fragments<M_TILES> now;
+        Fragments<M_TILES, N_TILES> now;
         now.template load_along_voxels<VOXEL_PITCH>(stage_inputs + (warp_depth + step * STEP) * VOXEL_PITCH + warp_voxel, lane);
         now.template load_weights<COLUMN_PITCH>(stage_weights + step * STEP * COLUMN_PITCH, lane);
         now.multiply(sums);
@@ -453,7 +476,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   float* const warp_sums = sums_of + warp / (COLUMN_WARPS * VOXEL_WARPS) * TILE_COLUMNS * SUMS_PITCH + warp_voxel;
   const bool paired = SIZE == 4 && copies != CHANNEL_VECTORS;  // rows g and g + 8 are voxels 2g and 2g + 1
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
+  for (int j = 0; j < N_TILES; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       float* const to = warp_sums + column_table[warp_column + j * 8 + lane % 4 * 2 + e].sums;
@@ -546,30 +569,30 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, SPLIT ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(WIDE ? 128 : 256, SPLIT ? 1 : 2)
     convt3d_fprop_patch_mma_128x128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                     const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                     const int columns, const int column_tiles) {
-  multiply_patches<128, 128, 1>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+  multiply_patches<128, 128, 1, WIDE ? 64 : 32>(problem, input, weight, bias, output, voxels, columns, column_tiles);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_fprop_patch_mma_128x64(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                    const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                    const int columns, const int column_tiles) {
-  multiply_patches<128, 64, 1>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+  multiply_patches<128, 64, 1, 32>(problem, input, weight, bias, output, voxels, columns, column_tiles);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_fprop_patch_mma_64x64(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                   const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                   const int columns, const int column_tiles) {
-  multiply_patches<64, 64, 2>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+  multiply_patches<64, 64, 2, 32>(problem, input, weight, bias, output, voxels, columns, column_tiles);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_fprop_patch_mma_32x32(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                   const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                   const int columns, const int column_tiles) {
-  multiply_patches<32, 32, 8>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+  multiply_patches<32, 32, 8, 32>(problem, input, weight, bias, output, voxels, columns, column_tiles);
 }
