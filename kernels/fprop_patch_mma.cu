@@ -7,27 +7,35 @@ columns = "out_channels_per_group * taps"
 wide = "1 if split == 0 and (columns % 128 == 0 or columns % 128 > 64) else 0"
 large_columns = "128 if wide else 64"
 large_blocks = "ceil_div(voxels, 128) * ceil_div(columns, large_columns) * groups"
+huge_blocks = "ceil_div(voxels, 256) * ceil_div(columns, 128) * groups"
 medium_blocks = "ceil_div(voxels, 64) * ceil_div(columns, 64) * groups"
-fitting = "(1 if wide else 2) if large_blocks * 4 >= LARGE_QUARTERS * multiprocessors else 3 if medium_blocks * 4 >= MEDIUM_QUARTERS * multiprocessors else 4"
-tile = "TILE if TILE else fitting"
-tile_voxels = "128 if tile <= 2 else 64 if tile == 3 else 32"
-tile_columns = "128 if tile == 1 else 64 if tile <= 3 else 32"
-depth_warps = "1 if tile <= 2 else 2 if tile == 3 else 8"
+fitting = "5 if wide and in_channels_per_group * itemsize >= HUGE_BYTES and huge_blocks * 4 >= HUGE_QUARTERS * multiprocessors else (1 if wide else 2) if large_blocks * 4 >= LARGE_QUARTERS * multiprocessors else 3 if medium_blocks * 4 >= MEDIUM_QUARTERS * multiprocessors else 4"
+tile = "fitting if TILE == 0 else 1 if TILE == 5 and split else TILE"
+tile_voxels = "256 if tile == 5 else 128 if tile <= 2 else 64 if tile == 3 else 32"
+tile_columns = "128 if tile in (1, 5) else 64 if tile <= 3 else 32"
+depth_warps = "1 if tile in (1, 2, 5) else 2 if tile == 3 else 8"
 column_tiles = "ceil_div(columns, tile_columns)"
 depth = "32 // itemsize * depth_warps * (1 if tile == 4 else STAGE_STEPS)"
 input_elements = "max(depth * (tile_voxels + 8), tile_voxels * (depth + 16 // itemsize))"
-stage_bytes = "STAGES * itemsize * (input_elements + depth * (tile_columns + 8))"
-sums_bytes = "4 * depth_warps * tile_columns * (tile_voxels + 20)"
+stages = "min(STAGES, 3) if tile == 5 else STAGES"
+stage_bytes = "stages * itemsize * (input_elements + depth * (tile_columns + 8))"
+sums_bytes = "4 * depth_warps * min(tile_columns, 64 if tile == 5 else 128) * (tile_voxels + 20)"
 shared_bytes = "max(stage_bytes, sums_bytes) + 16 * (tile_voxels + tile_columns)"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "voxels < 2 * 1024 * 1024 * 1024 - 128 and columns < 2 * 1024 * 1024 * 1024 - 128" = "voxels and columns of the product must be below 2^31"
 [search]
-TILE = [0, 1, 2, 3, 4]
+TILE = [0, 1, 2, 3, 4, 5]
 STAGES = [2, 3, 4]
 STAGE_STEPS = [2, 4]
 WIDE_WARPS = [0, 1]
+[[launch]]
+symbol = "convt3d_fprop_patch_mma_256x128"
+when = "tile == 5"
+grid = "ceil_div(voxels, 256) * groups * column_tiles"
+block = 256
+shared_bytes = "shared_bytes"
 [[launch]]
 symbol = "convt3d_fprop_patch_mma_128x128"
 when = "tile == 1"
@@ -86,6 +94,12 @@ shared_bytes = "shared_bytes"
 #ifndef WIDE_WARPS
 #define WIDE_WARPS 0
 #endif
+#ifndef HUGE_BYTES
+#define HUGE_BYTES 1024
+#endif
+#ifndef HUGE_QUARTERS
+#define HUGE_QUARTERS 6
+#endif
 #ifndef LARGE_QUARTERS
 #define LARGE_QUARTERS 8
 #endif
@@ -93,6 +107,7 @@ shared_bytes = "shared_bytes"
 #define MEDIUM_QUARTERS 4
 #endif
 
+__device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 __device__ constexpr int larger(int a, int b) { return a < b ? b : a; }
 
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
@@ -300,19 +315,21 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
                                         const View<const scalar_t>& weight, const scalar_t* __restrict__ bias,
                                         const View<scalar_t>& output, int voxels, int columns, int column_tiles) {
   constexpr int STEPS = DEPTH_WARPS == 8 ? 1 : STAGE_STEPS, DEPTH = STEP * DEPTH_WARPS * STEPS;
-  constexpr int WARP_VOXELS = TILE_VOXELS * TILE_COLUMNS == 128 * 128 ? 64 : 32;
+  constexpr int WARP_VOXELS = TILE_VOXELS * TILE_COLUMNS >= 128 * 128 ? 64 : 32;
   constexpr int COLUMN_WARPS = TILE_COLUMNS / WARP_COLUMNS, VOXEL_WARPS = TILE_VOXELS / WARP_VOXELS;
   constexpr int THREADS = 32 * COLUMN_WARPS * VOXEL_WARPS * DEPTH_WARPS;
   constexpr int M_TILES = WARP_VOXELS / 16, N_TILES = WARP_COLUMNS / 8;
   // 16-bit rows 4 words past a multiple of 32 for ldmatrix; fp32 8 past it along voxels and columns, 4 past it along channels.
   constexpr int VOXEL_PITCH = TILE_VOXELS + 8, COLUMN_PITCH = TILE_COLUMNS + 8, CHANNEL_PITCH = DEPTH + VECTOR;
   constexpr int INPUTS = larger(DEPTH * VOXEL_PITCH, TILE_VOXELS * CHANNEL_PITCH), WEIGHTS = DEPTH * COLUMN_PITCH;
+  constexpr int RING = TILE_VOXELS == 256 ? smaller(STAGES, 3) : STAGES;          // sm_120 has 99 KiB for a block
+  constexpr int SUMS_COLUMNS = TILE_VOXELS == 256 ? WARP_COLUMNS : TILE_COLUMNS;  // stored in one go
   constexpr int SUMS_PITCH = TILE_VOXELS + 20;  // 4 past a multiple of 16, with room for a shift by 16
-  constexpr int STAGE_BYTES = STAGES * SIZE * (INPUTS + WEIGHTS), SUMS_BYTES = 4 * DEPTH_WARPS * TILE_COLUMNS * SUMS_PITCH;
+  constexpr int STAGE_BYTES = RING * SIZE * (INPUTS + WEIGHTS), SUMS_BYTES = 4 * DEPTH_WARPS * SUMS_COLUMNS * SUMS_PITCH;
 
   extern __shared__ uint4 shared[];
-  scalar_t* const inputs = reinterpret_cast<scalar_t*>(shared);  // [STAGES][INPUTS]
-  scalar_t* const weights = inputs + STAGES * INPUTS;            // [STAGES][WEIGHTS]
+  scalar_t* const inputs = reinterpret_cast<scalar_t*>(shared);  // [RING][INPUTS]
+  scalar_t* const weights = inputs + RING * INPUTS;              // [RING][WEIGHTS]
   float* const sums_of = reinterpret_cast<float*>(shared);       // [DEPTH_WARPS][column][voxel], when the stages have been read
   Row* const row_table = reinterpret_cast<Row*>(shared + larger(STAGE_BYTES, SUMS_BYTES) / 16);
   Column* const column_table = reinterpret_cast<Column*>(row_table + TILE_VOXELS);
@@ -339,7 +356,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   const int channel_step = taps_first ? 1 : taps;
   const bool output_channels_last =
       output.stride[1] == 1 && out_channels % VECTOR == 0 && out_channels > 1 &&
-      (taps_first || (TILE_COLUMNS / VECTOR) % taps == 0) &&
+      (taps_first || (SUMS_COLUMNS / VECTOR) % taps == 0) &&
       on_vectors(output.data, output.stride[0] | output.stride[2] | output.stride[3] | output.stride[4]);
   const int run_voxels = kernel[2] <= 4 && kernel[2] != 3 ? VECTOR / kernel[2] : 0;  // of 16 bytes of NCDHW
   const bool output_rows = run_voxels != 0 && !taps_first && output.stride[4] == 1 && problem.input_size[2] % run_voxels == 0 &&
@@ -363,7 +380,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
       // Lanes 2q and 2q + 1 read VECTOR channels after each other: shifted by half the banks.
       const bool shifted = output_channels_last && tap.co / VECTOR % 2 != 0 && !(taps_first && VECTOR == 4);
       column_table[at] = {live ? offset : -1, bias != nullptr && live ? to_accum(bias[group * out_channels + tap.co]) : 0.0f,
-                          at * SUMS_PITCH + (shifted ? 16 : 0)};
+                          at % SUMS_COLUMNS * SUMS_PITCH + (shifted ? 16 : 0)};
     }
   }
 
@@ -433,7 +450,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
 
   const int stages = (channels + DEPTH - 1) / DEPTH;
 #pragma unroll 1
-  for (int stage = 0; stage < STAGES - 1; ++stage) {
+  for (int stage = 0; stage < RING - 1; ++stage) {
     if (stage < stages) copy_stage(stage);
     cp_async_commit();
   }
@@ -441,12 +458,12 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   const int warp_column = warp % COLUMN_WARPS * WARP_COLUMNS, warp_voxel = warp / COLUMN_WARPS % VOXEL_WARPS * WARP_VOXELS;
   const int warp_depth = warp / (COLUMN_WARPS * VOXEL_WARPS) * STEPS * STEP;
   float sums[M_TILES][N_TILES][4] = {};
-  int buffer = 0, filled = STAGES - 1;
+  int buffer = 0, filled = RING - 1;
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
-    cp_async_wait<STAGES - 2>();
+    cp_async_wait<RING - 2>();
     __syncthreads();  // this stage has landed for all, and the one before it has been read by all
-    if (stage + STAGES - 1 < stages) copy_stage(filled);
+    if (stage + RING - 1 < stages) copy_stage(filled);
     cp_async_commit();
     const scalar_t* const stage_inputs = inputs + buffer * INPUTS;
     const scalar_t* const stage_weights = weights + buffer * WEIGHTS + warp_depth * COLUMN_PITCH + warp_column;
@@ -468,42 +485,26 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
         now.multiply(sums);
       }
     }
-    buffer = buffer + 1 == STAGES ? 0 : buffer + 1;
-    filled = filled + 1 == STAGES ? 0 : filled + 1;
+    buffer = buffer + 1 == RING ? 0 : buffer + 1;
+    filled = filled + 1 == RING ? 0 : filled + 1;
   }
 
-  __syncthreads();  // the stages have been read: their place is for the sums
-  float* const warp_sums = sums_of + warp / (COLUMN_WARPS * VOXEL_WARPS) * TILE_COLUMNS * SUMS_PITCH + warp_voxel;
+  // The stages' place is now for the sums, of as many columns at a time as fit.
+  float* const warp_sums = sums_of + warp / (COLUMN_WARPS * VOXEL_WARPS) * SUMS_COLUMNS * SUMS_PITCH + warp_voxel;
   const bool paired = SIZE == 4 && copies != CHANNEL_VECTORS;  // rows g and g + 8 are voxels 2g and 2g + 1
-#pragma unroll
-  for (int j = 0; j < N_TILES; ++j) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float* const to = warp_sums + column_table[warp_column + j * 8 + lane % 4 * 2 + e].sums;
-#pragma unroll
-      for (int i = 0; i < M_TILES; ++i) {
-        if (paired) {
-          *reinterpret_cast<Floats<2>*>(to + i * 16 + lane / 4 * 2) = {{sums[i][j][e], sums[i][j][2 + e]}};
-        } else {
-          to[i * 16 + lane / 4] = sums[i][j][e];
-          to[i * 16 + lane / 4 + 8] = sums[i][j][2 + e];
-        }
-      }
-    }
-  }
-  __syncthreads();
+  const Column* stored_columns = column_table;
 
   // RUN neighbouring voxels of one column, all parts of the depth added.
   const auto gather = [&](auto& values, int column, int voxel) {
     constexpr int RUN = sizeof(values) / 4, WIDTH = RUN < 4 ? RUN : 4;
-    const Column& entry = column_table[column];
+    const Column& entry = stored_columns[column];
     for (int e = 0; e < RUN; ++e) values[e] = entry.bias;
 #pragma unroll
     for (int part = 0; part < DEPTH_WARPS; ++part) {
 #pragma unroll
       for (int e = 0; e < RUN; e += WIDTH) {
         const auto& loaded =
-            *reinterpret_cast<const Floats<WIDTH>*>(sums_of + part * TILE_COLUMNS * SUMS_PITCH + entry.sums + voxel + e);
+            *reinterpret_cast<const Floats<WIDTH>*>(sums_of + part * SUMS_COLUMNS * SUMS_PITCH + entry.sums + voxel + e);
         for (int x = 0; x < WIDTH; ++x) values[e + x] += loaded.value[x];
       }
     }
@@ -517,8 +518,8 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
     const index_t row = row_table[voxel].output;
     if (row < 0) return;
 #pragma unroll(DEPTH_WARPS == 1 ? 4 : 1)
-    for (int column = thread / RUNS * KERNEL; column < TILE_COLUMNS; column += THREADS / RUNS * KERNEL) {
-      const index_t offset = column_table[column].output;
+    for (int column = thread / RUNS * KERNEL; column < SUMS_COLUMNS; column += THREADS / RUNS * KERNEL) {
+      const index_t offset = stored_columns[column].output;
       Vector out;
 #pragma unroll
       for (int tap = 0; tap < KERNEL; ++tap) {
@@ -530,42 +531,74 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
     }
   };
 
-  if (output_channels_last) {
-    // 16 bytes for each of two voxels; neighbouring lanes have neighbouring channels, 32 bytes, then neighbouring voxels.
-    const int tile_groups = TILE_COLUMNS / VECTOR / channel_step;  // of channels, for one tap (taps_first: for whatever taps)
-    const int voxel = thread / 2 % (TILE_VOXELS / 2) * 2;
-    const index_t rows[2] = {row_table[voxel].output, row_table[voxel + 1].output};
 #pragma unroll 1
-    for (int part = thread / TILE_VOXELS * 2 + thread % 2; part < TILE_COLUMNS / VECTOR; part += THREADS / TILE_VOXELS * 2) {
-      const int column = part % tile_groups * VECTOR * channel_step + part / tile_groups;
-      const index_t offset = column_table[column].output;
-      Vector out[2];
+  for (int first = 0; first < TILE_COLUMNS; first += SUMS_COLUMNS, stored_columns += SUMS_COLUMNS) {
+    __syncthreads();  // the stages, or the sums before these, have been read
+    if (SUMS_COLUMNS == TILE_COLUMNS || warp_column == first) {
 #pragma unroll
-      for (int c = 0; c < VECTOR; ++c) {
-        float values[2];
-        gather(values, column + c * channel_step, voxel);
-        for (int v = 0; v < 2; ++v) out[v].element[c] = to_scalar(values[v]);
-      }
-      for (int v = 0; v < 2; ++v) {
-        if (rows[v] >= 0 && offset >= 0) *reinterpret_cast<Vector*>(output.data + rows[v] + offset) = out[v];
+      for (int j = 0; j < N_TILES; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float* const to = warp_sums + column_table[warp_column + j * 8 + lane % 4 * 2 + e].sums;
+#pragma unroll
+          for (int i = 0; i < M_TILES; ++i) {
+            if (paired) {
+              *reinterpret_cast<Floats<2>*>(to + i * 16 + lane / 4 * 2) = {{sums[i][j][e], sums[i][j][2 + e]}};
+            } else {
+              to[i * 16 + lane / 4] = sums[i][j][e];
+              to[i * 16 + lane / 4 + 8] = sums[i][j][2 + e];
+            }
+          }
+        }
       }
     }
-  } else if (output_rows && kernel[2] == 1) {
-    store_rows(Taps<1>());
-  } else if (output_rows && kernel[2] == 2) {
-    store_rows(Taps<2>());
-  } else if (output_rows && kernel[2] == 4) {
-    store_rows(Taps<4>());
-  } else {
-    const int voxel = thread % TILE_VOXELS;
-    const index_t row = row_table[voxel].output;
+    __syncthreads();
+    if (output_channels_last) {
+      // 16 bytes for each of two voxels; neighbouring lanes have neighbouring channels, 32 bytes, then neighbouring voxels.
+      const int tile_groups = SUMS_COLUMNS / VECTOR / channel_step;  // of channels, for one tap (taps_first: for whatever taps)
+      const int voxel = thread / 2 % (TILE_VOXELS / 2) * 2;
+      const index_t rows[2] = {row_table[voxel].output, row_table[voxel + 1].output};
+#pragma unroll 1
+      for (int part = thread / TILE_VOXELS * 2 + thread % 2; part < SUMS_COLUMNS / VECTOR; part += THREADS / TILE_VOXELS * 2) {
+        const int column = part % tile_groups * VECTOR * channel_step + part / tile_groups;
+        const index_t offset = stored_columns[column].output;
+        Vector out[2];
+#pragma unroll
+        for (int c = 0; c < VECTOR; ++c) {
+          float values[2];
+          gather(values, column + c * channel_step, voxel);
+          for (int v = 0; v < 2; ++v) out[v].element[c] = to_scalar(values[v]);
+        }
+        for (int v = 0; v < 2; ++v) {
+          if (rows[v] >= 0 && offset >= 0) *reinterpret_cast<Vector*>(output.data + rows[v] + offset) = out[v];
+        }
+      }
+    } else if (output_rows && kernel[2] == 1) {
+      store_rows(Taps<1>());
+    } else if (output_rows && kernel[2] == 2) {
+      store_rows(Taps<2>());
+    } else if (output_rows && kernel[2] == 4) {
+      store_rows(Taps<4>());
+    } else {
+      const int voxel = thread % TILE_VOXELS;
+      const index_t row = row_table[voxel].output;
 #pragma unroll(DEPTH_WARPS == 1 ? 4 : 1)
-    for (int column = thread / TILE_VOXELS; column < TILE_COLUMNS; column += THREADS / TILE_VOXELS) {
-      const index_t offset = column_table[column].output;
-      float value[1];
-      gather(value, column, voxel);
-      if (row >= 0 && offset >= 0) output.data[row + offset] = to_scalar(value[0]);
+      for (int column = thread / TILE_VOXELS; column < SUMS_COLUMNS; column += THREADS / TILE_VOXELS) {
+        const index_t offset = stored_columns[column].output;
+        float value[1];
+        gather(value, column, voxel);
+        if (row >= 0 && offset >= 0) output.data[row + offset] = to_scalar(value[0]);
+      }
     }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+    convt3d_fprop_patch_mma_256x128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                                    const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                                    const int columns, const int column_tiles) {
+  if constexpr (!SPLIT) {  // tf32x3 is never launched so: its fragments would not fit in registers
+    multiply_patches<256, 128, 1, 64>(problem, input, weight, bias, output, voxels, columns, column_tiles);
   }
 }
 

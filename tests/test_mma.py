@@ -250,7 +250,7 @@ def test_a_row_too_long_is_refused() -> None:
     assert "reach further" in (kernels()["fprop_implicit_gemm_mma"].why_not(problem, "tf32") or "")
 
 
-# One and two of each tile's voxels (128, 64, 32), columns and staged channels, each with its neighbours.
+# One and two of each tile's voxels (256 to 32), columns and staged channels, each with its neighbours.
 PATCHES = {
     "voxels": [f"n1_c3to8_i1x1x{w}_k2_s2" for w in (31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)],
     "columns": [f"n1_c3to{c}_i1x2x3_k1x2x2_s1x2x2" for c in (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)],
@@ -263,7 +263,7 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("what", PATCHES)
-@pytest.mark.parametrize("tile", [1, 2, 3, 4])
+@pytest.mark.parametrize("tile", [1, 2, 3, 4, 5])
 def test_patch_tails(tile: int, what: str, backend: str) -> None:
     kernel = kernels()["fprop_patch_mma"].replace_tunables(TILE=tile)
     for dtype in ("tf32", "tf32x3", "bf16"):
@@ -287,6 +287,7 @@ def test_a_patch_tile_fills_the_gpu() -> None:
     kernel = kernels()["fprop_patch_mma"]
     for name, symbol, blocks in (
         ("n2_c64to32_i64_k2_s2", "128x128", 8192),
+        ("n2_c320to256_i16_k2_s2", "256x128", 512),
         ("n1_c64to8_i64_k2_s2", "128x64", 2048),
         ("n1_c192to96_i12_k2_s2", "64x64", 324),
         ("n1_c768to384_i3_k2_s2", "32x32", 96),
