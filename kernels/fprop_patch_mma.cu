@@ -67,17 +67,19 @@ shared_bytes = "shared_bytes"
 //   output[n, co, i*stride + t] = bias[co] + sum over ci of input[n, ci, i] * weight[ci, co, t]
 //
 // with a row for each voxel (n, i), a column for each (co, t), and depth ci. Nothing is packed and there is one launch. A block owns
-// a tile of voxels x columns of one group, and its 8 warps share it: 64 x 32 or 32 x 32 sums each, and where the tile is too small
-// for that, each its part of the depth (`DEPTH_WARPS`), added in order at the end.
-//   1. Tables: where each voxel and each column of the tile lies in the tensors, so that the loops divide nothing.
-//   2. A ring of STAGES stages is filled by cp.async, as the tensors lie in memory:
+// a tile of voxels x columns of one group, the larger the fewer times an operand is read from L2, the smaller the more blocks there
+// are: the declaration chooses. Its warps have 64 x 64, 64 x 32 or 32 x 32 sums each; where that leaves warps over, each takes a part
+// of the depth (DEPTH_WARPS), and the parts are added in order at the end.
+//   1. Tables in shared memory: where each voxel and each column of the tile lies, so that what follows divides nothing.
+//   2. A ring of stages is filled by cp.async, 16 bytes at a time where layouts allow, as the tensors lie in memory:
 //        inputs  [depth][voxel] or, for channels_last, [voxel][depth];
-//        weights [depth][column], columns (co, tap), or (tap, co) where the weight is channels_last.
-//      Rows are 16 bytes longer than a multiple of 128 (32 for tf32 along voxels), so that fragments are read without bank conflicts.
-//   3. mma.sync. TF32 is rounded as a fragment is read. tf32x3 adds lo*hi, hi*lo and hi*hi of one step from zero and then to the sums
-//      in fp32: the tensor cores cut off what they add.
-//   4. The sums pass through shared memory, [column][voxel], and leave it 16 bytes at a time as the output lies: in NCDHW the taps of a
-//      row and neighbouring voxels alternate, in channels_last neighbouring channels follow each other.
+//        weights [depth][column], the columns (co, tap), or (tap, co) where the weight is channels_last.
+//      Rows are padded so that the eight rows of an ldmatrix, or the four depths and eight voxels of a plain load, meet 32 banks.
+//   3. mma.sync. ldmatrix, transposed where the rows are the depth, makes 16-bit fragments; it cannot transpose 32-bit elements, so tf32
+//      along voxels takes plain loads. TF32 is rounded as it is read. tf32x3 adds lo*hi, hi*lo and hi*hi of one step from zero, and
+//      then to the sums in fp32: the tensor cores cut off what they add.
+//   4. The sums pass through shared memory, [column][voxel], and leave it 16 bytes at a time as the output lies: in NCDHW the taps of
+//      a row alternate over neighbouring voxels, in channels_last neighbouring channels follow each other.
 #include "convt3d.cuh"
 
 #include "convt3d/mma.cuh"
