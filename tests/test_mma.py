@@ -67,6 +67,18 @@ LOADS = {
   for (int r = 0; r < 4; ++r) a[r] = words[(r / 2 * 16 + lane / 4 + 8 * (r % 2)) * 4 + lane % 4];
   for (int r = 0; r < 2; ++r) b[r] = words[(32 + r * 8 + lane / 4) * 4 + lane % 4];""",
 }
+TRANSPOSED = """
+  unsigned short* a_rows = reinterpret_cast<unsigned short*>(storage);  // [depth][row of A], [depth][column of B]
+  unsigned short* b_rows = a_rows + 16 * 24;
+  const unsigned short* halves = reinterpret_cast<const unsigned short*>(input);
+  for (int i = lane; i < 256; i += 32) a_rows[i % 8 * 24 + i / 128 * 192 + i / 8 % 16] = halves[i];
+  for (int i = lane; i < 128; i += 32) b_rows[i % 8 * 8 + i / 64 * 64 + i / 8 % 8] = halves[256 + i];
+  __syncwarp();
+  unsigned b_and_more[4];
+  ldmatrix_x4_transposed(a, shared_address(a_rows + (lane / 16 * 8 + lane % 8) * 24 + lane / 8 % 2 * 8));
+  ldmatrix_x4_transposed(b_and_more, shared_address(b_rows + lane % 16 * 8));
+  b[0] = b_and_more[0];
+  b[1] = b_and_more[1];"""
 TYPES = {"mma_tf32": np.dtype(np.float32), "mma_bf16": np.dtype(ml_dtypes.bfloat16), "mma_fp16": np.dtype(np.float16)}
 
 
@@ -84,6 +96,17 @@ def test_product(name: str, load: str, backend: str) -> None:
     a = generator.integers(-8, 9, (16, depth)).astype(TYPES[name])
     b = generator.integers(-8, 9, (depth, 8)).astype(TYPES[name])
     body = PRODUCT.replace("LOAD", LOADS[load]).replace("MULTIPLY", name)
+    got = launch(backend, body, product_cells(a, b), 128).reshape(16, 8)
+    start = 100 * np.arange(16)[:, None] + np.arange(8)
+    np.testing.assert_array_equal(got, start + a.astype(np.float64) @ b.astype(np.float64))
+
+
+@pytest.mark.parametrize("name", ["mma_bf16", "mma_fp16"])
+def test_transposed_product(name: str, backend: str) -> None:
+    generator = np.random.default_rng(3)
+    a = generator.integers(-8, 9, (16, 16)).astype(TYPES[name])
+    b = generator.integers(-8, 9, (16, 8)).astype(TYPES[name])
+    body = "  __shared__ uint4 storage[64];" + PRODUCT.replace("LOAD", TRANSPOSED).replace("MULTIPLY", name)
     got = launch(backend, body, product_cells(a, b), 128).reshape(16, 8)
     start = 100 * np.arange(16)[:, None] + np.arange(8)
     np.testing.assert_array_equal(got, start + a.astype(np.float64) @ b.astype(np.float64))
@@ -225,3 +248,50 @@ def test_rows_outside_the_run(name: str, backend: str) -> None:
 def test_a_row_too_long_is_refused() -> None:
     problem = Problem(1, 1, 1, (1, 1, 3), (1, 1, 2), dilation=(1, 1, 400))
     assert "reach further" in (kernels()["fprop_implicit_gemm_mma"].why_not(problem, "tf32") or "")
+
+
+# One and two of each tile's voxels (256 to 32), columns and staged channels, each with its neighbours.
+PATCHES = {
+    "voxels": [f"n1_c3to8_i1x1x{w}_k2_s2" for w in (31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)],
+    "columns": [f"n1_c3to{c}_i1x2x3_k1x2x2_s1x2x2" for c in (1, 7, 8, 9, 15, 16, 17, 31, 32, 33)],
+    "depth": [f"n1_c{c}to4_i1x2x4_k2_s2" for c in (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257)],
+    "stride along w": [f"n1_c5to6_i1x3x{w}_k1x2x{k}_s1x2x{k}_bias" for k in (1, 2, 3, 4, 8) for w in (4, 6, 8)],
+    "whole vectors": ["n2_c16to32_i2x4x8_k2_s2_bias", "n1_c24to24_i3x5x8_k2x2x1_s2x2x1", "n1_c16to16_i1x8x8_k2x4x4_s2x4x4"],
+    "vectors across rows": ["n2_c16to16_i2x2x6_k2_s2", "n2_c8to16_i8x3x3_k2_s2"],
+    "groups": ["n2_c6to8_i2x3x4_k2_s2_g2", "n1_c32to64_i2x2x8_k2_s2_g2_bias"],
+}
+
+
+@pytest.mark.parametrize("what", PATCHES)
+@pytest.mark.parametrize("tile", [1, 2, 3, 4, 5])
+def test_patch_tails(tile: int, what: str, backend: str) -> None:
+    kernel = kernels()["fprop_patch_mma"].replace_tunables(TILE=tile)
+    for dtype in ("tf32", "tf32x3", "bf16"):
+        for problem in PATCHES[what]:
+            for seed in (0, 2, 5, 7):  # contiguous tensors, then drawn layouts
+                outcome = verify(backend_for(backend), kernel, Problem.parse(problem), dtype, "exact", seed)
+                assert outcome.ok, f"{problem} {dtype} seed {seed}: {outcome.message}"
+
+
+@pytest.mark.parametrize("tunables", [{"WIDE_WARPS": 1, "TILE": 1}, {"STAGES": 2}, {"STAGES": 3, "STAGE_STEPS": 4}])
+def test_patch_configurations(tunables: dict[str, int], backend: str) -> None:
+    kernel = kernels()["fprop_patch_mma"].replace_tunables(**tunables)
+    for dtype in kernel.dtypes:
+        for problem in ("n2_c16to32_i2x4x8_k2_s2_bias", "n1_c257to9_i1x3x5_k1x2x3_s1x2x3"):
+            outcome = verify(backend_for(backend), kernel, Problem.parse(problem), dtype, "random", seed=0)
+            assert outcome.ok, f"{problem} {dtype}: {outcome.message}"
+
+
+def test_a_patch_tile_fills_the_gpu() -> None:
+    """The largest tile that gives each multiprocessor something to do."""
+    kernel = kernels()["fprop_patch_mma"]
+    for name, symbol, blocks in (
+        ("n2_c64to32_i64_k2_s2", "128x128", 8192),
+        ("n2_c320to256_i16_k2_s2", "256x128", 512),
+        ("n1_c64to8_i64_k2_s2", "128x64", 2048),
+        ("n1_c192to96_i12_k2_s2", "64x64", 324),
+        ("n1_c768to384_i3_k2_s2", "32x32", 96),
+    ):
+        (launch,) = kernel.plan(Problem.parse(name), "tf32", multiprocessors=132).launches
+        assert launch.symbol.endswith(f"_{symbol}") and launch.grid == (blocks, 1, 1)
+        assert launch.shared_bytes <= 99 * 1024  # what sm_120 has

@@ -8,6 +8,8 @@
 //   C (16 x 8, fp32)         c[r] = C[g + 8*(r / 2)][2*t + r % 2]
 // ldmatrix reads 8x8 matrices of 16 bits, that is 8 rows of 16 bytes. So a tile kept as rows of 16-byte cells, whatever the
 // element, is an A fragment (rows are voxels) or a B fragment (rows are output channels) after one instruction.
+// Transposed, for 16-bit elements, lane l gets rows 2*(l % 4) and 2*(l % 4) + 1 of column l / 4 of each matrix: so a tile whose rows
+// are the depth, with neighbouring voxels or output channels in a row, becomes fragments too.
 #pragma once
 
 #include "convt3d/shared_memory.cuh"
@@ -17,6 +19,13 @@
 // Four matrices; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void ldmatrix_x4(unsigned (&fragment)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(row));
+}
+
+// Four matrices, each transposed on the way.
+__device__ inline void ldmatrix_x4_transposed(unsigned (&fragment)[4], unsigned row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
                : "r"(row));
 }

@@ -30,8 +30,23 @@ CONVT3D_RUNTIME inline void combine_ldmatrix(void* const (&slots)[warp_threads])
   }
 }
 
+CONVT3D_RUNTIME inline void combine_ldmatrix_transposed(void* const (&slots)[warp_threads]) {
+  require_all_lanes(slots, "ldmatrix");
+  for (unsigned lane = 0; lane < warp_threads; ++lane) {
+    const unsigned column = lane / 4, word = column / 2, shift = column % 2 * 16;
+    for (unsigned matrix = 0; matrix < 4; ++matrix) {
+      unsigned pair = 0;
+      for (unsigned e = 0; e < 2; ++e) {
+        const MatrixSlot* source = static_cast<const MatrixSlot*>(slots[matrix * 8 + lane % 4 * 2 + e]);
+        pair |= (source->row[word] >> shift & 0xffffu) << (16 * e);
+      }
+      static_cast<MatrixSlot*>(slots[lane])->fragment[matrix] = pair;
+    }
+  }
+}
+
 template <unsigned matrices>
-void ldmatrix(unsigned (&fragment)[matrices], const char* row, Site site) {
+void ldmatrix(unsigned (&fragment)[matrices], const char* row, Site site, Combine combine = combine_ldmatrix) {
   MatrixSlot slot{};
   if (static_cast<unsigned>(lane_of_current()) < 8 * matrices) {
     if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
@@ -40,7 +55,7 @@ void ldmatrix(unsigned (&fragment)[matrices], const char* row, Site site) {
     }
     memcpy(slot.row, row, sizeof slot.row);
   }
-  warp_collective(0xffffffffu, &slot, combine_ldmatrix, site);
+  warp_collective(0xffffffffu, &slot, combine, site);
   for (unsigned r = 0; r < matrices; ++r) fragment[r] = slot.fragment[r];
 }
 
@@ -108,6 +123,11 @@ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Site s
 
 inline void ldmatrix_x4(unsigned (&fragment)[4], unsigned row, CONVT3D_HERE) {
   convt3d_host::ldmatrix(fragment, convt3d_host::state.arena + row, {file, line, "ldmatrix"});
+}
+
+inline void ldmatrix_x4_transposed(unsigned (&fragment)[4], unsigned row, CONVT3D_HERE) {
+  convt3d_host::ldmatrix(fragment, convt3d_host::state.arena + row, {file, line, "ldmatrix.trans"},
+                         convt3d_host::combine_ldmatrix_transposed);
 }
 
 inline void ldmatrix_x2(unsigned (&fragment)[2], unsigned row, CONVT3D_HERE) {

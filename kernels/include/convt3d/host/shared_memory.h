@@ -91,6 +91,8 @@ inline unsigned round_to_tf32(float value) {
   return (bits + 0x1000u) & ~0x1fffu;
 }
 
+inline unsigned nearest_tf32(float value) { return round_to_tf32(value); }
+
 template <int bytes>
 inline void cp_async(unsigned address, const void* source, int source_bytes = bytes, CONVT3D_HERE) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
