@@ -24,6 +24,8 @@ weight_bytes = "taps_d * taps_h * in_channels_per_group * kernel_w * 8 * 4"
 [search]
 BLOCK_WARPS = [2, 4, 8]
 BLOCK_TILES = [1, 2, 4, 8]
+POSITIONS = [2, 3, 4]
+RESIDENT_WARPS = [12, 16]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles * classes"
 block = "32 * BLOCK_WARPS"
@@ -48,6 +50,9 @@ shared_bytes = "weight_bytes"
 #ifndef POSITIONS
 #define POSITIONS 4
 #endif
+#ifndef RESIDENT_WARPS
+#define RESIDENT_WARPS 16
+#endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W
 #define KERNEL_W 3
@@ -66,6 +71,8 @@ shared_bytes = "weight_bytes"
 #endif
 
 constexpr int CHANNELS = 8, MOST_SUMS = 2 * POSITIONS;  // of a channel
+// Blocks on a multiprocessor: a stride of 4 along w takes a few registers more.
+constexpr int BLOCKS = (STRIDE_W < 4 ? RESIDENT_WARPS : RESIDENT_WARPS * 3 / 4) / BLOCK_WARPS;
 static_assert(POSITIONS >= 1 && POSITIONS <= 8, "each position has registers of its own");
 
 template <int LENGTH>
@@ -102,10 +109,8 @@ struct Block {
   int origin_d, origin_h;  // the input of tap 0 and the class's first output
   Divisor columns, rows;
   int first_column, positions;
-  const scalar_t* input;  // the first channel
-  scalar_t* output;
-  const scalar_t* bias;
-  int live_channels;
+  index_t input, output;  // where the first channel begins
+  int first_channel, live_channels;  // of the output
   bool input_vectors, output_vectors;
 };
 
@@ -137,7 +142,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
   const index_t step = UNIT_STEP ? 1 : input.stride[4];
 #pragma unroll 1
   for (int ci = 0; ci < channels; ci += LENGTH, weights += LENGTH * kernel * 2) {
-#pragma unroll
+#pragma unroll(UNIT_STEP ? 64 : 1)
     for (int offset = 0; offset <= (kernel - 1) * dilation / stride; ++offset) {
       Vector<LENGTH> x[POSITIONS];
 #pragma unroll
@@ -190,17 +195,26 @@ __device__ inline bool channels_are_vectors(const View<T>& view, const scalar_t*
   return whole;
 }
 
-__device__ __forceinline__ void store_vectors(const accum_t (&sums)[CHANNELS], scalar_t* y) {
+__device__ __forceinline__ void store(const accum_t (&sums)[CHANNELS], scalar_t* y, index_t step, const Block& block) {
+  if (block.output_vectors) {
 #pragma unroll
-  for (int c = 0; c < CHANNELS; c += CHANNEL_VECTOR) {
-    Vector<CHANNEL_VECTOR> out;
+    for (int c = 0; c < CHANNELS; c += CHANNEL_VECTOR) {
+      Vector<CHANNEL_VECTOR> out;
 #pragma unroll
-    for (int e = 0; e < CHANNEL_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
-    *reinterpret_cast<Vector<CHANNEL_VECTOR>*>(y + c) = out;
+      for (int e = 0; e < CHANNEL_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
+      *reinterpret_cast<Vector<CHANNEL_VECTOR>*>(y + c) = out;
+    }
+    return;
+  }
+  const int live_channels = block.live_channels;
+#pragma unroll
+  for (int c = 0; c < CHANNELS; ++c, y += step) {
+    const scalar_t sum = to_scalar(sums[c]);
+    if (c < live_channels) *y = sum;
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
     convt3d_fprop_grouped(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                           const scalar_t* __restrict__ bias, const View<scalar_t> output, const int channel_tiles,
                           const int columns, const int runs, const int block_tiles, const int in_channels_per_group,
@@ -236,13 +250,13 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
       block.rows = divisor_of(max(h.outputs, 1));
       block.first_column = problem.padding[2] / stride;
       block.positions = d.outputs * h.outputs * columns;
-      block.input = input.at(n, group * in_channels_per_group, 0, 0, 0);
-      block.output = output.at(n, first_channel, d.first_output, h.first_output, 0);
-      block.bias = bias != nullptr ? bias + first_channel : nullptr;
+      block.input = input.at(n, group * in_channels_per_group, 0, 0, 0) - input.data;
+      block.output = output.at(n, first_channel, d.first_output, h.first_output, 0) - output.data;
+      block.first_channel = first_channel;
       block.live_channels = min(CHANNELS, out_channels_per_group - first_out);
       // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
-      block.input_vectors = channels_are_vectors(input, block.input, in_channels_per_group);
-      block.output_vectors = channels_are_vectors(output, block.output, block.live_channels == CHANNELS ? CHANNELS : 1);
+      block.input_vectors = channels_are_vectors(input, input.data + block.input, in_channels_per_group);
+      block.output_vectors = block.live_channels == CHANNELS && channels_are_vectors(output, output.data + block.output, CHANNELS);
     }
   }
   __syncthreads();
@@ -255,8 +269,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
     accum_t sums[MOST_SUMS][CHANNELS];
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) {
-      const bool live = block.bias != nullptr && c < block.live_channels;
-      const accum_t start = live ? to_accum(block.bias[c]) : accum_t(0);
+      const bool live = bias != nullptr && c < block.live_channels;
+      const accum_t start = live ? to_accum(bias[block.first_channel + c]) : accum_t(0);
 #pragma unroll
       for (int i = 0; i < positions * stride; ++i) sums[i][c] = start;
     }
@@ -276,10 +290,10 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
           const bool inside = static_cast<unsigned>(d) < static_cast<unsigned>(problem.input_size[0]) &&
                               static_cast<unsigned>(h) < static_cast<unsigned>(problem.input_size[1]);
           rows.column[i] = inside && first + 32 * i < block.positions ? w : OUTSIDE;
-          rows.input[i] = block.input + (d * input.stride[2] + h * input.stride[3] + w * input.stride[4]);
+          rows.input[i] = input.data + (block.input + d * input.stride[2] + h * input.stride[3] + w * input.stride[4]);
         }
         if (block.input_vectors) {
-          multiply<CHANNEL_VECTOR, false>(sums, problem, input, in_channels_per_group, rows, taps);
+          multiply<4, false>(sums, problem, input, in_channels_per_group, rows, taps);
         } else if (input.stride[4] == 1) {
           multiply<1, true>(sums, problem, input, in_channels_per_group, rows, taps);
         } else {
@@ -295,19 +309,12 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
       if (first + 32 * i >= block.positions) continue;
       const Place place = place_of(first + 32 * i, block);
       const int w = (block.first_column + place.column) * stride - problem.padding[2];
-      scalar_t* y = block.output + (place.d * problem.stride[0] * output.stride[2] +
-                                    place.h * problem.stride[1] * output.stride[3] + w * output.stride[4]);
+      scalar_t* y = output.data + (block.output + place.d * problem.stride[0] * output.stride[2] +
+                                   place.h * problem.stride[1] * output.stride[3] + w * output.stride[4]);
 #pragma unroll
       for (int r = 0; r < stride; ++r) {
         if (w + r < 0 || w + r >= problem.output_size[2]) continue;
-        if (block.output_vectors) {
-          store_vectors(sums[i * stride + r], y + r * output.stride[4]);
-        } else {
-#pragma unroll
-          for (int c = 0; c < CHANNELS; ++c) {
-            if (c < block.live_channels) y[c * output.stride[1] + r * output.stride[4]] = to_scalar(sums[i * stride + r][c]);
-          }
-        }
+        store(sums[i * stride + r], y + r * output.stride[4], output.stride[1], block);
       }
     }
   }
