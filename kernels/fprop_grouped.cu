@@ -40,6 +40,7 @@ shared_bytes = "weight_bytes"
 // positions: a load or store of a warp is a piece of a row. Every row is read again by other taps, channels and warps; the L1
 // cache holds it. Only weights are in shared memory, as [kd][kh][ci][tap of w][8 channels]: all lanes read the same 16 bytes.
 #include "convt3d.cuh"
+#include "convt3d/divisor.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -80,21 +81,6 @@ struct alignas(LENGTH * sizeof(scalar_t)) Vector {
   scalar_t element[LENGTH];
 };
 constexpr int CHANNEL_VECTOR = 16 / sizeof(scalar_t);
-
-// Division of numbers below 2^31 by one that is known only at run time, without a division: n * ceil(2^shift / divisor) >> shift.
-struct Divisor {
-  int value, shift;
-  unsigned multiplier;
-
-  __device__ int quotient(int n) const {
-    return static_cast<int>(static_cast<unsigned long long>(static_cast<unsigned>(n)) * multiplier >> shift);
-  }
-};
-
-__device__ inline Divisor divisor_of(int value) {
-  const int shift = 63 - __clz(value - 1);
-  return {value, shift, static_cast<unsigned>(((1ULL << shift) + value - 1) / value)};
-}
 
 // Read shared memory anew from here on, where the compiler would keep values in registers throughout a loop and spill them.
 __device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
