@@ -1,97 +1,207 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp64", "fp32", "fp16", "bf16"]
+[specialize]
+KERNEL_H = "kernel_h"
+KERNEL_W = "kernel_w"
+STRIDE_H = "stride_h"
+STRIDE_W = "stride_w"
+DILATION_H = "dilation_h"
+DILATION_W = "dilation_w"
 [constants]
-step_d = "stride_d // gcd(stride_d, dilation_d)"
-step_h = "stride_h // gcd(stride_h, dilation_h)"
-spread_d = "dilation_d // gcd(stride_d, dilation_d)"
-spread_h = "dilation_h // gcd(stride_h, dilation_h)"
-classes_h = "step_h * spread_h"
-classes = "step_d * spread_d * classes_h"
-taps_d = "ceil_div(kernel_d, step_d)"
-taps_h = "ceil_div(kernel_h, step_h)"
-taps_w = "ceil_div(kernel_w, stride_w)"
-outputs_d = "ceil_div(output_d, stride_d * spread_d)"
-outputs_h = "ceil_div(output_h, stride_h * spread_h)"
-outputs_w = "(output_w - 1 + padding_w) // stride_w - padding_w // stride_w + 1"
-tile_channels = 1
-channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
-thread_quads = "(4 if stride_w == 2 else 6) if itemsize < 8 else 2"
-tile_quads = "32 * BLOCK_WARPS * thread_quads"
-quads_w = "ceil_div(outputs_w + 3, 4)"
-tiles = "ceil_div(outputs_d * outputs_h * quads_w, tile_quads)"
-least_h = "max(1, output_h // (stride_h * spread_h))"
-tile_rows = "min(ceil_div(tile_quads - 1, ceil_div(outputs_w, 4)) + 1, outputs_d * outputs_h)"
-tile_span = "tile_rows + min(ceil_div(tile_rows - 1, least_h), outputs_d - 1) * (taps_h - 1) + taps_h - 1"
-rows = "(taps_d - 1) * min(outputs_h + taps_h - 1, tile_span) + tile_span"
-pitch = "ceil_div(4 * quads_w + taps_w - 1, 4) * 4"
-weight_elements = "ceil_div(in_channels_per_group * taps_d * taps_h * taps_w * stride_w * tile_channels, 4) * 4"
-packed_elements = "in_channels * channel_tiles * kernel_d * kernel_h * taps_w * stride_w * tile_channels"
-row_slots = "ceil_div(rows, 2) * 2"
-output_elements = "tile_quads * 4 * stride_w * tile_channels"
-block_bytes = "8 * row_slots + max(itemsize, 4) * (weight_elements + max(in_channels_per_group * rows * pitch, output_elements))"
+rows = "(output_h - 1 + padding_h) // stride_h - padding_h // stride_h + 1"
+columns = "(output_w - 1 + padding_w) // stride_w - padding_w // stride_w + 1"
+run_length = "min(RUN, SUMS // (stride_h * stride_w)) if stride_h <= 4 and stride_w <= 4 else 1"
+runs = "ceil_div(rows, run_length)"
+positions = "ceil_div(output_d, stride_d) * runs * columns"
+tiles = "ceil_div(positions, 32 * BLOCK_WARPS)"
+taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
+channel_bytes = "taps_d * kernel_h * kernel_w * max(itemsize, 4)"
+block_channels = "max(1, min(BLOCK_CHANNELS, out_channels, 98 * 1024 // channel_bytes))"
+channel_blocks = "ceil_div(out_channels, block_channels)"
 [restrictions]
 "groups > 1 and in_channels_per_group == 1 and out_channels_per_group <= 4" = "it is for depthwise layers: one input channel a group, a multiplier of at most 4"
-"stride_w in (1, 2) and dilation_w == 1" = "all residues of a row are computed together: it is for stride 1 or 2 and dilation 1 along w"
-"step_d == stride_d and step_h == stride_h and kernel_d >= stride_d and kernel_h >= stride_h" = "every output row must have a tap"
-"block_bytes <= 98 * 1024" = "the input rows of a group's tile must fit the 99 KiB of shared memory that every GPU has"
-[workspace]
-packed_weight = "packed_elements"
+"stride_h <= 4 and stride_w <= 4" = "a thread owns all residues of h and w: strides of at most 4 along them"
+"(kernel_h - 1) * dilation_h // stride_h <= 48" = "the inputs of a column along h are in registers: a kernel that reaches over at most 49 of them"
+"channel_bytes <= 98 * 1024" = "the weights of a channel must fit the 99 KiB of shared memory that every GPU has"
+"positions <= 2000000000" = "it counts the outputs of a class in 32 bits"
+[search]
+BLOCK_WARPS = [2, 4, 8]
+BLOCK_CHANNELS = [4, 8, 16]
+RUN = [4, 8]
 [[launch]]
-symbol = "convt3d_fprop_depthwise_pack"
-grid = "ceil_div(packed_elements, 256)"
-block = 256
-packs = "packed_weight"
-[[launch]]
-symbol = "convt3d_fprop_depthwise_w2"
-when = "stride_w == 2"
-grid = "classes * batch * tiles * groups * channel_tiles"
+grid = "batch * channel_blocks * tiles * stride_d"
 block = "32 * BLOCK_WARPS"
-shared_bytes = "block_bytes"
-[[launch]]
-symbol = "convt3d_fprop_depthwise_w1"
-when = "stride_w == 1"
-grid = "classes * batch * tiles * groups * channel_tiles"
-block = "32 * BLOCK_WARPS"
-shared_bytes = "block_bytes"
+shared_bytes = "block_channels * channel_bytes"
 */
-// Depthwise (groups = in_channels, with a channel multiplier of up to 4): a block owns a tile of one output channel, which reads one input channel; a
-// thread owns several quads of neighbouring q, both residues of w where the stride is 2. See grouped_rows.cuh for the formula and
-// the layouts. There is next to no arithmetic: input rows are read once, whole output rows are written once.
+// Depthwise (groups = in_channels, with a channel multiplier of up to 4). There is next to no arithmetic: what counts is how often
+// an input is loaded, and that nothing waits. Nothing is staged but weights; the L1 cache holds the inputs.
+//
+// On each axis o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride. A block has one residue of d, a
+// tile of positions (d, run of h, q of w) and a few channels. A thread takes one of these channels and a run of neighbouring q of h,
+// with all residues of h and w: an input row, loaded once, serves all q of the run that it reaches and all their residues. Where
+// rows lie together in memory neighbouring lanes have neighbouring positions, where channels do they have neighbouring channels.
 #include "convt3d.cuh"
-#include "convt3d/copy_async.cuh"
-#include "convt3d/dense_axis.cuh"
-#include "convt3d/row_tile.cuh"
-#include "convt3d/grouped_rows.cuh"
+#include "convt3d/divisor.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
 #endif
+#ifndef BLOCK_CHANNELS
+#define BLOCK_CHANNELS 8
+#endif
+#ifndef RUN
+#define RUN 8
+#endif
+#ifndef SUMS
+#define SUMS 16
+#endif
+// Set by the problem; these are for a look at the compiler's output.
+#ifndef KERNEL_H
+#define KERNEL_H 3
+#endif
+#ifndef KERNEL_W
+#define KERNEL_W 3
+#endif
+#ifndef STRIDE_H
+#define STRIDE_H 2
+#endif
+#ifndef STRIDE_W
+#define STRIDE_W 2
+#endif
+#ifndef DILATION_H
+#define DILATION_H 1
+#endif
+#ifndef DILATION_W
+#define DILATION_W 1
+#endif
 
-extern "C" __global__ void __launch_bounds__(256)
-    convt3d_fprop_depthwise_pack(const Problem problem, const View<const scalar_t> weight, accum_t* __restrict__ packed_weight,
-                                 const int channel_tiles, const int tile_channels) {
-  pack_rows(problem, weight, packed_weight, channel_tiles, tile_channels);
+#if defined(__CUDACC__)
+#define SPECIALIZED(macro, value) (macro)
+#else
+#define SPECIALIZED(macro, value) (value)
+#endif
+constexpr int MOST_ROWS = 64;  // that a run reads
+constexpr int LENGTH = STRIDE_H * STRIDE_W * RUN <= SUMS ? RUN : SUMS / (STRIDE_H * STRIDE_W);  // of a run
+static_assert(RUN <= 16, "the rows of a run and those its taps reach over are at most 64");
+static_assert(SUMS >= 16, "a stride of 4 along h and w has 16 residues");
+constexpr int RESIDENT_WARPS = sizeof(accum_t) == 8 ? 16 : 32;
+
+// The numbers of a problem that the GPU's binary knows, for the axes h and w.
+struct Taps {
+  int kernel, stride, dilation;
+
+  __device__ int reach() const { return (kernel - 1) * dilation / stride; }  // from q down to the last input
+  // The tap that leads from an input `offset` below q to residue r, or -1.
+  __device__ int tap(int offset, int r) const {
+    const int scaled = offset * stride + r;
+    return offset >= 0 && scaled % dilation == 0 && scaled / dilation < kernel ? scaled / dilation : -1;
+  }
+};
+
+// sums[(q of the run * stride_h + r_h) * stride_w + r_w] += the products of one plane of inputs. `plane` is column w, tap 0 of the
+// first q; weights are [tap of h][tap of w][channel].
+template <bool UNIT_STEP>
+__device__ __forceinline__ void multiply(accum_t (&sums)[SUMS], const Taps& th, const Taps& tw, int run, const Problem& problem,
+                                         const View<const scalar_t>& input, const scalar_t* plane, int h, int w,
+                                         const accum_t* weights, int channels) {
+  const index_t step_h = input.stride[3], step_w = UNIT_STEP ? 1 : input.stride[4];
+  const int reach = th.reach();
+#pragma unroll
+  for (int offset_w = 0; offset_w <= tw.reach(); ++offset_w) {
+    const bool inside = static_cast<unsigned>(w - offset_w) < static_cast<unsigned>(problem.input_size[2]);
+    accum_t x[MOST_ROWS];
+#pragma unroll
+    for (int row = 0; row < run + reach; ++row) {
+      const bool live = inside && static_cast<unsigned>(h + row - reach) < static_cast<unsigned>(problem.input_size[1]);
+      x[row] = live ? to_accum(plane[(row - reach) * step_h - offset_w * step_w]) : accum_t(0);
+    }
+#pragma unroll
+    for (int r_w = 0; r_w < tw.stride; ++r_w) {
+      const int tap_w = tw.tap(offset_w, r_w);
+      if (tap_w < 0) continue;
+#pragma unroll
+      for (int tap_h = 0; tap_h < th.kernel; ++tap_h) {
+        const accum_t weight = weights[(tap_h * tw.kernel + tap_w) * channels];
+        const int offset_h = tap_h * th.dilation / th.stride, r_h = tap_h * th.dilation % th.stride;
+#pragma unroll
+        for (int i = 0; i < run; ++i) sums[(i * th.stride + r_h) * tw.stride + r_w] += x[i + reach - offset_h] * weight;
+      }
+    }
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 4)
-    convt3d_fprop_depthwise_w2(const Problem problem, const View<const scalar_t> input,
-                               const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                               const View<scalar_t> output, const int row_slots, const int weight_elements, const int tiles,
-                               const int channel_tiles, const int classes_h) {
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
+    convt3d_fprop_depthwise(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                            const scalar_t* __restrict__ bias, const View<scalar_t> output, const int columns, const int run_length,
+                            const int runs, const int tiles, const int block_channels, const int channel_blocks,
+                            const int out_channels_per_group) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ RowTile tile;
-  grouped_rows<2, 1, sizeof(accum_t) == 4 ? 4 : 2>(shared, tile, problem, input, packed_weight, bias, output, row_slots,
-                                                   weight_elements, tiles, channel_tiles, classes_h);
-}
+  const int run = SPECIALIZED(LENGTH, run_length);
+  accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [kd][tap of h][tap of w][channel]
+  const Taps th = {SPECIALIZED(KERNEL_H, problem.kernel_size[1]), SPECIALIZED(STRIDE_H, problem.stride[1]),
+                   SPECIALIZED(DILATION_H, problem.dilation[1])};
+  const Taps tw = {SPECIALIZED(KERNEL_W, problem.kernel_size[2]), SPECIALIZED(STRIDE_W, problem.stride[2]),
+                   SPECIALIZED(DILATION_W, problem.dilation[2])};
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 4)
-    convt3d_fprop_depthwise_w1(const Problem problem, const View<const scalar_t> input,
-                               const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                               const View<scalar_t> output, const int row_slots, const int weight_elements, const int tiles,
-                               const int channel_tiles, const int classes_h) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ RowTile tile;
-  grouped_rows<1, 1, sizeof(accum_t) == 4 ? 6 : 2>(shared, tile, problem, input, packed_weight, bias, output, row_slots,
-                                                   weight_elements, tiles, channel_tiles, classes_h);
+  // blockIdx.x = ((n * channel_blocks + channel block) * tiles + tile) * stride_d + residue of d
+  unsigned rest = blockIdx.x;
+  const AxisClass d = axis_class(problem, 0, static_cast<int>(rest % problem.stride[0]));
+  rest /= problem.stride[0];
+  const int tile = static_cast<int>(rest % tiles);
+  rest /= tiles;
+  const int first_channel = static_cast<int>(rest % channel_blocks) * block_channels;
+  const int n = static_cast<int>(rest / channel_blocks);
+  const int channels = min(block_channels, problem.out_channels - first_channel);
+
+  const int taps_hw = th.kernel * tw.kernel;
+  for (int i = static_cast<int>(threadIdx.x); i < d.taps * taps_hw * channels; i += 32 * BLOCK_WARPS) {
+    const int co = first_channel + i % channels, tap = i / channels % taps_hw, kd = i / channels / taps_hw;
+    weights[i] = to_accum(*weight.at(co / out_channels_per_group, co % out_channels_per_group, d.first_tap + kd * d.tap_step,
+                                     tap / tw.kernel, tap % tw.kernel));
+  }
+  __syncthreads();
+
+  const Divisor by_columns = divisor_of(columns), by_runs = divisor_of(runs), by_channels = divisor_of(channels);
+  const int origin_d = (d.first_output + problem.padding[0]) / problem.stride[0] - d.first_offset;
+  const bool channels_together = output.stride[1] == 1;
+#pragma unroll 1
+  for (int i = 0; i < channels; ++i) {
+    const int item = i * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x);
+    const int channel = channels_together ? item - by_channels.quotient(item) * channels : i;
+    const int position = tile * 32 * BLOCK_WARPS + (channels_together ? by_channels.quotient(item) : static_cast<int>(threadIdx.x));
+    const int line = by_columns.quotient(position), place_d = by_runs.quotient(line);
+    if (place_d >= d.outputs) continue;
+    const int q_h = problem.padding[1] / th.stride + (line - place_d * runs) * run;
+    const int q_w = problem.padding[2] / tw.stride + position - line * columns;
+    const int co = first_channel + channel;
+
+    accum_t sums[SUMS];
+    const accum_t start = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
+#pragma unroll
+    for (int s = 0; s < run * th.stride * tw.stride; ++s) sums[s] = start;
+#pragma unroll 1
+    for (int kd = 0; kd < d.taps; ++kd) {
+      const int in_d = origin_d + place_d - kd * d.offset_step;
+      if (in_d < 0 || in_d >= problem.input_size[0]) continue;
+      const scalar_t* plane = input.at(n, co / out_channels_per_group, in_d, q_h, q_w);
+      const accum_t* taps = weights + kd * taps_hw * channels + channel;
+      if (input.stride[4] == 1) {
+        multiply<true>(sums, th, tw, run, problem, input, plane, q_h, q_w, taps, channels);
+      } else {
+        multiply<false>(sums, th, tw, run, problem, input, plane, q_h, q_w, taps, channels);
+      }
+    }
+
+    const int o_h = q_h * th.stride - problem.padding[1], o_w = q_w * tw.stride - problem.padding[2];
+    scalar_t* y = output.at(n, co, d.first_output + place_d * problem.stride[0], o_h, o_w);
+#pragma unroll
+    for (int row = 0; row < run * th.stride; ++row, y += output.stride[3]) {
+      if (o_h + row < 0 || o_h + row >= problem.output_size[1]) continue;
+#pragma unroll
+      for (int r = 0; r < tw.stride; ++r) {
+        if (o_w + r >= 0 && o_w + r < problem.output_size[2]) y[r * output.stride[4]] = to_scalar(sums[row * tw.stride + r]);
+      }
+    }
+  }
 }

@@ -1,95 +1,307 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp32", "fp16", "bf16"]
+[specialize]
+KERNEL_W = "kernel_w"
+STRIDE_W = "stride_w"
+DILATION_W = "dilation_w"
 [constants]
-step_d = "stride_d // gcd(stride_d, dilation_d)"
-step_h = "stride_h // gcd(stride_h, dilation_h)"
-spread_d = "dilation_d // gcd(stride_d, dilation_d)"
-spread_h = "dilation_h // gcd(stride_h, dilation_h)"
-classes_h = "step_h * spread_h"
-classes = "step_d * spread_d * classes_h"
-taps_d = "ceil_div(kernel_d, step_d)"
-taps_h = "ceil_div(kernel_h, step_h)"
-taps_w = "ceil_div(kernel_w, stride_w)"
-outputs_d = "ceil_div(output_d, stride_d * spread_d)"
-outputs_h = "ceil_div(output_h, stride_h * spread_h)"
-outputs_w = "(output_w - 1 + padding_w) // stride_w - padding_w // stride_w + 1"
-tile_channels = 8
-channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
-thread_quads = "2 if stride_w == 1 else 1"
-tile_quads = "32 * BLOCK_WARPS * thread_quads"
-quads_w = "ceil_div(outputs_w + 3, 4)"
-tiles = "ceil_div(outputs_d * outputs_h * quads_w, tile_quads)"
-least_h = "max(1, output_h // (stride_h * spread_h))"
-tile_rows = "min(ceil_div(tile_quads - 1, ceil_div(outputs_w, 4)) + 1, outputs_d * outputs_h)"
-tile_span = "tile_rows + min(ceil_div(tile_rows - 1, least_h), outputs_d - 1) * (taps_h - 1) + taps_h - 1"
-rows = "(taps_d - 1) * min(outputs_h + taps_h - 1, tile_span) + tile_span"
-pitch = "ceil_div(4 * quads_w + taps_w - 1, 4) * 4"
-weight_elements = "ceil_div(in_channels_per_group * taps_d * taps_h * taps_w * stride_w * tile_channels, 4) * 4"
-packed_elements = "in_channels * channel_tiles * kernel_d * kernel_h * taps_w * stride_w * tile_channels"
-row_slots = "ceil_div(rows, 2) * 2"
-output_elements = "tile_quads * 4 * stride_w * tile_channels"
-block_bytes = "8 * row_slots + max(itemsize, 4) * (weight_elements + max(in_channels_per_group * rows * pitch, output_elements))"
+channel_tiles = "ceil_div(out_channels_per_group, 8)"
+classes = "stride_d * stride_h"
+taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
+taps_h = "ceil_div(kernel_h, stride_h // gcd(stride_h, dilation_h))"
+columns = "(output_w - 1 + padding_w) // stride_w - padding_w // stride_w + 1"
+positions = "ceil_div(output_d, stride_d) * ceil_div(output_h, stride_h) * columns"
+tiles = "ceil_div(positions, 32 * BLOCK_WARPS * min(POSITIONS, 2 * POSITIONS // stride_w))"
+block_tiles = "max(1, min(BLOCK_TILES, batch * groups * channel_tiles * classes * tiles // (32 * multiprocessors)))"
+runs = "ceil_div(tiles, block_tiles)"
+weight_bytes = "taps_d * taps_h * in_channels_per_group * kernel_w * 8 * 4"
 [restrictions]
-"groups > 1 and in_channels_per_group <= 16 and out_channels_per_group <= 16" = "all channels of a group are staged at once: it is for groups of at most 16"
-"stride_w in (1, 2) and dilation_w == 1" = "all residues of a row are computed together: it is for stride 1 or 2 and dilation 1 along w"
-"step_d == stride_d and step_h == stride_h and kernel_d >= stride_d and kernel_h >= stride_h" = "every output row must have a tap"
-"block_bytes <= 98 * 1024" = "the input rows of a group's tile must fit the 99 KiB of shared memory that every GPU has"
-[workspace]
-packed_weight = "packed_elements"
+"groups > 1 and in_channels_per_group <= 16 and out_channels_per_group <= 16" = "it is for groups of at most 16 channels: an input is read again for every 8 output channels"
+"stride_w <= min(4, 2 * POSITIONS)" = "a thread owns all residues of w: a stride of at most 4 along w"
+"weight_bytes <= 98 * 1024" = "the weights of a class of residues must fit the 99 KiB of shared memory that every GPU has"
+"positions <= 2000000000" = "it counts the outputs of a class in 32 bits"
+[search]
+BLOCK_WARPS = [2, 4, 8]
+BLOCK_TILES = [1, 2, 4, 8]
+POSITIONS = [2, 3, 4]
+RESIDENT_WARPS = [12, 16]
 [[launch]]
-symbol = "convt3d_fprop_grouped_pack"
-grid = "ceil_div(packed_elements, 256)"
-block = 256
-packs = "packed_weight"
-[[launch]]
-symbol = "convt3d_fprop_grouped_w2"
-when = "stride_w == 2"
-grid = "classes * batch * tiles * groups * channel_tiles"
+grid = "batch * runs * groups * channel_tiles * classes"
 block = "32 * BLOCK_WARPS"
-shared_bytes = "block_bytes"
-[[launch]]
-symbol = "convt3d_fprop_grouped_w1"
-when = "stride_w == 1"
-grid = "classes * batch * tiles * groups * channel_tiles"
-block = "32 * BLOCK_WARPS"
-shared_bytes = "block_bytes"
+shared_bytes = "weight_bytes"
 */
-// Small groups: all of a group's inputs for a tile of outputs are staged at once, and a thread owns 4 neighbouring q (and both residues
-// of w where the stride is 2) of 8 output channels. See grouped_rows.cuh for the formula and the layouts. The output goes
-// through shared memory, so that it is written in whole rows: what bounds such layers is the store.
+// Groups of few channels. Such a layer is bound by its stores, so nothing is staged and nothing waits: a thread reads its inputs
+// straight from memory, and keeps the sums of all residues of w for 8 output channels, which it stores itself.
+//
+// On each axis o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride. A block has one residue of d
+// and of h; a thread has several positions (d, h, q) and all r of w: one input feeds an output of each r that has a tap for it.
+// Positions are counted over rows and planes alike, so that short rows leave no lane idle, and neighbouring lanes have neighbouring
+// positions: a load or store of a warp is a piece of a row. Every row is read again by other taps, channels and warps; the L1
+// cache holds it. Only weights are in shared memory, as [kd][kh][ci][tap of w][8 channels]: all lanes read the same 16 bytes.
 #include "convt3d.cuh"
-#include "convt3d/copy_async.cuh"
-#include "convt3d/dense_axis.cuh"
-#include "convt3d/row_tile.cuh"
-#include "convt3d/grouped_rows.cuh"
+#include "convt3d/divisor.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
 #endif
+#ifndef BLOCK_TILES
+#define BLOCK_TILES 4
+#endif
+#ifndef POSITIONS
+#define POSITIONS 4
+#endif
+#ifndef RESIDENT_WARPS
+#define RESIDENT_WARPS 16
+#endif
+// Set by the problem; these are for a look at the compiler's output.
+#ifndef KERNEL_W
+#define KERNEL_W 3
+#endif
+#ifndef STRIDE_W
+#define STRIDE_W 2
+#endif
+#ifndef DILATION_W
+#define DILATION_W 1
+#endif
 
-extern "C" __global__ void __launch_bounds__(256)
-    convt3d_fprop_grouped_pack(const Problem problem, const View<const scalar_t> weight, accum_t* __restrict__ packed_weight,
-                               const int channel_tiles, const int tile_channels) {
-  pack_rows(problem, weight, packed_weight, channel_tiles, tile_channels);
+#if defined(__CUDACC__)
+#define SPECIALIZED(macro, value) (macro)
+#else
+#define SPECIALIZED(macro, value) (value)
+#endif
+
+constexpr int CHANNELS = 8, MOST_SUMS = 2 * POSITIONS;  // of a channel
+// Blocks on a multiprocessor: a stride of 4 along w takes a few registers more.
+constexpr int BLOCKS = (STRIDE_W < 4 ? RESIDENT_WARPS : RESIDENT_WARPS * 3 / 4) / BLOCK_WARPS;
+static_assert(POSITIONS >= 1 && POSITIONS <= 8, "each position has registers of its own");
+
+template <int LENGTH>
+struct alignas(LENGTH * sizeof(scalar_t)) Vector {
+  scalar_t element[LENGTH];
+};
+constexpr int CHANNEL_VECTOR = 16 / sizeof(scalar_t);
+
+// Read shared memory anew from here on, where the compiler would keep values in registers throughout a loop and spill them.
+__device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
+
+struct alignas(16) Weights {
+  accum_t channel[4];
+};
+
+// What all threads of a block have in common. In shared memory, because registers are for sums.
+struct Block {
+  AxisClass d, h;
+  int origin_d, origin_h;  // the input of tap 0 and the class's first output
+  Divisor columns, rows;
+  int first_column, positions;
+  index_t input, output;  // where the first channel begins
+  int first_channel, live_channels;  // of the output
+  bool input_vectors, output_vectors;
+};
+
+// A position: which of the class's outputs along d and h, and which q, counted from the first.
+struct Place {
+  int d, h, column;
+};
+
+__device__ __forceinline__ Place place_of(int position, const Block& block) {
+  const int row = block.columns.quotient(position), d = block.rows.quotient(row);
+  return {d, row - d * block.rows.value, position - row * block.columns.value};
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 4)
-    convt3d_fprop_grouped_w2(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
-                             const scalar_t* __restrict__ bias, const View<scalar_t> output, const int row_slots,
-                             const int weight_elements, const int tiles, const int channel_tiles, const int classes_h) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ RowTile tile;
-  grouped_rows<2, 8, 1>(shared, tile, problem, input, packed_weight, bias, output, row_slots, weight_elements, tiles,
-                        channel_tiles, classes_h);
+// What one pass over the input channels needs: for each position the input of tap 0 in the first channel, and its column.
+struct Rows {
+  const scalar_t* input[POSITIONS];
+  int column[POSITIONS];  // OUTSIDE where the row is
+};
+constexpr int OUTSIDE = -0x40000000;
+
+// sums[position * stride + r][channel] += the products of all input channels with the taps of one (kd, kh). LENGTH neighbouring
+// channels are loaded at once; UNIT_STEP: neighbouring columns are neighbours in memory.
+template <int LENGTH, bool UNIT_STEP>
+__device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], const Problem& problem,
+                                         const View<const scalar_t>& input, int channels, Rows& rows, const Weights* weights) {
+  const int kernel = SPECIALIZED(KERNEL_W, problem.kernel_size[2]), stride = SPECIALIZED(STRIDE_W, problem.stride[2]);
+  const int dilation = SPECIALIZED(DILATION_W, problem.dilation[2]), positions = min(POSITIONS, MOST_SUMS / stride);
+  const int width = problem.input_size[2];
+  const index_t step = UNIT_STEP ? 1 : input.stride[4];
+#pragma unroll 1
+  for (int ci = 0; ci < channels; ci += LENGTH, weights += LENGTH * kernel * 2) {
+#pragma unroll(UNIT_STEP ? 64 : 1)
+    for (int offset = 0; offset <= (kernel - 1) * dilation / stride; ++offset) {
+      Vector<LENGTH> x[POSITIONS];
+#pragma unroll
+      for (int i = 0; i < positions; ++i) {
+        const bool inside = static_cast<unsigned>(rows.column[i] - offset) < static_cast<unsigned>(width);
+        x[i] = inside ? *reinterpret_cast<const Vector<LENGTH>*>(rows.input[i] - offset * step) : Vector<LENGTH>{};
+      }
+#pragma unroll
+      for (int r = 0; r < stride; ++r) {
+        const int scaled = offset * stride + r, tap = scaled / dilation;
+        if (scaled % dilation != 0 || tap >= kernel) continue;
+#pragma unroll
+        for (int e = 0; e < LENGTH; ++e) {
+#pragma unroll
+          for (int part = 0; part < 2; ++part) {
+            const Weights w = weights[(e * kernel + tap) * 2 + part];
+#pragma unroll
+            for (int i = 0; i < positions; ++i) {
+#pragma unroll
+              for (int c = 0; c < 4; ++c) sums[i * stride + r][part * 4 + c] += to_accum(x[i].element[e]) * w.channel[c];
+            }
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < positions; ++i) rows.input[i] += LENGTH * input.stride[1];
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 4)
-    convt3d_fprop_grouped_w1(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
-                             const scalar_t* __restrict__ bias, const View<scalar_t> output, const int row_slots,
-                             const int weight_elements, const int tiles, const int channel_tiles, const int classes_h) {
+__device__ inline void gather_weights(accum_t* weights, const Problem& problem, const View<const scalar_t>& weight,
+                                      const AxisClass& d, const AxisClass& h, int group, int channels, int first_out, int out_channels) {
+  const int kernel = SPECIALIZED(KERNEL_W, problem.kernel_size[2]);
+  const int count = d.taps * h.taps * channels * kernel * CHANNELS;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += 32 * BLOCK_WARPS) {
+    const int c = i % CHANNELS, tap = i / CHANNELS % kernel, row = i / CHANNELS / kernel;
+    const int ci = row % channels, kh = row / channels % h.taps, kd = row / channels / h.taps;
+    const bool live = first_out + c < out_channels;
+    const scalar_t* from =
+        weight.at(group * channels + ci, first_out + c, d.first_tap + kd * d.tap_step, h.first_tap + kh * h.tap_step, tap);
+    weights[i] = live ? to_accum(*from) : accum_t(0);
+  }
+}
+
+// Whether `first` and all that lies a stride from it begin on a vector of neighbouring channels.
+template <class T>
+__device__ inline bool channels_are_vectors(const View<T>& view, const scalar_t* first, int channels) {
+  bool whole = view.stride[1] == 1 && channels % CHANNEL_VECTOR == 0 && reinterpret_cast<index_t>(first) % 16 == 0;
+  for (int a = 2; a < 5; ++a) whole = whole && view.stride[a] % CHANNEL_VECTOR == 0;
+  return whole;
+}
+
+__device__ __forceinline__ void store(const accum_t (&sums)[CHANNELS], scalar_t* y, index_t step, const Block& block) {
+  if (block.output_vectors) {
+#pragma unroll
+    for (int c = 0; c < CHANNELS; c += CHANNEL_VECTOR) {
+      Vector<CHANNEL_VECTOR> out;
+#pragma unroll
+      for (int e = 0; e < CHANNEL_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
+      *reinterpret_cast<Vector<CHANNEL_VECTOR>*>(y + c) = out;
+    }
+    return;
+  }
+  const int live_channels = block.live_channels;
+#pragma unroll
+  for (int c = 0; c < CHANNELS; ++c, y += step) {
+    const scalar_t sum = to_scalar(sums[c]);
+    if (c < live_channels) *y = sum;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
+    convt3d_fprop_grouped(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                          const scalar_t* __restrict__ bias, const View<scalar_t> output, const int channel_tiles,
+                          const int columns, const int runs, const int block_tiles, const int in_channels_per_group,
+                          const int out_channels_per_group) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ RowTile tile;
-  grouped_rows<1, 8, 2>(shared, tile, problem, input, packed_weight, bias, output, row_slots, weight_elements, tiles,
-                        channel_tiles, classes_h);
+  __shared__ Block block;
+  accum_t* weights = reinterpret_cast<accum_t*>(shared);
+  const int stride = SPECIALIZED(STRIDE_W, problem.stride[2]), positions = min(POSITIONS, MOST_SUMS / stride);
+
+  // blockIdx.x = (((n * groups + group) * channel_tiles + channel tile) * runs + run) * classes + class: the classes of a place are at
+  // work at the same time, so that they find its inputs in the L2 cache. Where channels lie together, so are the groups of a place.
+  unsigned rest = blockIdx.x;
+  const auto next = [&rest](int count) {
+    const unsigned index = rest % count;
+    rest /= count;
+    return static_cast<int>(index);
+  };
+  const int residue_h = next(problem.stride[1]), residue_d = next(problem.stride[0]);
+  int run = output.stride[1] == 1 ? 0 : next(runs);
+  const int first_out = next(channel_tiles) * CHANNELS, group = next(problem.groups);
+  if (output.stride[1] == 1) run = next(runs);
+  const int n = static_cast<int>(rest);
+  {
+    const AxisClass d = axis_class(problem, 0, residue_d), h = axis_class(problem, 1, residue_h);
+    gather_weights(weights, problem, weight, d, h, group, in_channels_per_group, first_out, out_channels_per_group);
+    if (threadIdx.x == 0) {
+      const int first_channel = group * out_channels_per_group + first_out;
+      block.d = d;
+      block.h = h;
+      block.origin_d = (d.first_output + problem.padding[0]) / problem.stride[0] - d.first_offset;
+      block.origin_h = (h.first_output + problem.padding[1]) / problem.stride[1] - h.first_offset;
+      block.columns = divisor_of(columns);
+      block.rows = divisor_of(max(h.outputs, 1));
+      block.first_column = problem.padding[2] / stride;
+      block.positions = d.outputs * h.outputs * columns;
+      block.input = input.at(n, group * in_channels_per_group, 0, 0, 0) - input.data;
+      block.output = output.at(n, first_channel, d.first_output, h.first_output, 0) - output.data;
+      block.first_channel = first_channel;
+      block.live_channels = min(CHANNELS, out_channels_per_group - first_out);
+      // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
+      block.input_vectors = channels_are_vectors(input, input.data + block.input, in_channels_per_group);
+      block.output_vectors = block.live_channels == CHANNELS && channels_are_vectors(output, output.data + block.output, CHANNELS);
+    }
+  }
+  __syncthreads();
+
+  // Position `first` and every 32nd after it are this thread's, first those of the warp's piece of the tile, then of the next tile's.
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  int first = (run * block_tiles * BLOCK_WARPS + warp) * 32 * positions + lane;
+#pragma unroll 1
+  for (int tile = 0; tile < block_tiles && first - lane < block.positions; ++tile, first += BLOCK_WARPS * 32 * positions) {
+    accum_t sums[MOST_SUMS][CHANNELS];
+#pragma unroll
+    for (int c = 0; c < CHANNELS; ++c) {
+      const bool live = bias != nullptr && c < block.live_channels;
+      const accum_t start = live ? to_accum(bias[block.first_channel + c]) : accum_t(0);
+#pragma unroll
+      for (int i = 0; i < positions * stride; ++i) sums[i][c] = start;
+    }
+
+    const Weights* taps = reinterpret_cast<const Weights*>(weights);
+#pragma unroll 1
+    for (int kd = 0; kd < block.d.taps; ++kd) {
+#pragma unroll 1
+      for (int kh = 0; kh < block.h.taps; ++kh) {
+        Rows rows;
+        forget_memory();
+#pragma unroll
+        for (int i = 0; i < positions; ++i) {
+          const Place place = place_of(first + 32 * i, block);
+          const int d = block.origin_d + place.d - kd * block.d.offset_step;
+          const int h = block.origin_h + place.h - kh * block.h.offset_step, w = block.first_column + place.column;
+          const bool inside = static_cast<unsigned>(d) < static_cast<unsigned>(problem.input_size[0]) &&
+                              static_cast<unsigned>(h) < static_cast<unsigned>(problem.input_size[1]);
+          rows.column[i] = inside && first + 32 * i < block.positions ? w : OUTSIDE;
+          rows.input[i] = input.data + (block.input + d * input.stride[2] + h * input.stride[3] + w * input.stride[4]);
+        }
+        if (block.input_vectors) {
+          multiply<4, false>(sums, problem, input, in_channels_per_group, rows, taps);
+        } else if (input.stride[4] == 1) {
+          multiply<1, true>(sums, problem, input, in_channels_per_group, rows, taps);
+        } else {
+          multiply<1, false>(sums, problem, input, in_channels_per_group, rows, taps);
+        }
+        taps += in_channels_per_group * SPECIALIZED(KERNEL_W, problem.kernel_size[2]) * 2;
+      }
+    }
+
+#pragma unroll
+    for (int i = 0; i < positions; ++i) {
+      forget_memory();
+      if (first + 32 * i >= block.positions) continue;
+      const Place place = place_of(first + 32 * i, block);
+      const int w = (block.first_column + place.column) * stride - problem.padding[2];
+      scalar_t* y = output.data + (block.output + place.d * problem.stride[0] * output.stride[2] +
+                                   place.h * problem.stride[1] * output.stride[3] + w * output.stride[4]);
+#pragma unroll
+      for (int r = 0; r < stride; ++r) {
+        if (w + r < 0 || w + r >= problem.output_size[2]) continue;
+        store(sums[i * stride + r], y + r * output.stride[4], output.stride[1], block);
+      }
+    }
+  }
 }
