@@ -17,6 +17,9 @@ WGMMA_TILES = "products * slot_tiles"
 M_TILES = "thread_tiles"
 CELLS = "chunk_cells"
 CELLS_LAUNCH = "cells_launch"
+KERNEL_W = "kernel_w"
+STRIDE_W = "stride_w"
+DILATION_W = "dilation_w"
 
 [constants]
 slots = "kernel_d"
@@ -33,8 +36,8 @@ cells_launch = "0 if classes_h == 1 and products * out_tiles <= 24 and 4 * parts
 accumulators = "192 if cells_launch else 144"
 fit_1 = "max(1, min(accumulators // (4 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
 fit_2 = "max(1, min(accumulators // (8 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
-tiles_1 = "ceil_div(out_tiles, ceil_div(out_tiles, fit_1))"
-tiles_2 = "ceil_div(out_tiles, ceil_div(out_tiles, fit_2))"
+tiles_1 = "fit_1 - 1 if fit_1 > 1 and out_tiles % fit_1 > 0 and out_tiles % (fit_1 - 1) == 0 else ceil_div(out_tiles, ceil_div(out_tiles, fit_1))"
+tiles_2 = "fit_2 - 1 if fit_2 > 1 and out_tiles % fit_2 > 0 and out_tiles % (fit_2 - 1) == 0 else ceil_div(out_tiles, ceil_div(out_tiles, fit_2))"
 # What of the time of its products a block reads rows (4 / eights of columns) and gets weights, in thousandths.
 cost_1 = "(500 + 4000 // (products * tiles_1) + 375) * tiles_1 * ceil_div(out_tiles, tiles_1)"
 cost_2 = "(500 + 4000 // (products * tiles_2) + 188) * tiles_2 * ceil_div(out_tiles, tiles_2)"
@@ -83,7 +86,7 @@ uncovered = "gcd(stride_d, dilation_d) > 1 or classes_h < stride_h"
 [restrictions]
 "slots <= 32 and 4 * parts * products * classes_w * thread_tiles * slot_tiles <= accumulators and products * slot_tiles <= 32" = "kernel_d and stride_w ask for more sums than a thread has registers"
 "slabs >= min(2, taps_hw * chunks)" = "a tile of the input and its weights pass the shared memory"
-"m_count <= 1000000000 and columns * steps * kernel_h <= 1000000000000 and input_d * groups * chunks * parts * chunk_cells <= 1000000000" = "the volume passes its 32-bit tile offsets"
+"m_count <= 1000000000 and columns * steps * kernel_h <= 2147483647 and input_d * groups * chunks * parts * chunk_cells <= 1000000000" = "the volume passes its 32-bit tile offsets"
 
 [workspace]
 packed_weight = "weight_slabs * slab_bytes // 4"
@@ -172,6 +175,15 @@ shared_bytes = "1024 + stages * stage_bytes + raws * raw_bytes + slabs * slab_by
 #ifndef CELLS_LAUNCH
 #define CELLS_LAUNCH 0
 #endif
+#ifndef KERNEL_W
+#define KERNEL_W 3
+#endif
+#ifndef STRIDE_W
+#define STRIDE_W 1
+#endif
+#ifndef DILATION_W
+#define DILATION_W 1
+#endif
 
 #if defined(__CUDACC__)
 #define SPECIALIZED(macro, parameter) (macro)
@@ -215,11 +227,10 @@ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // Tap `first + i*period` of an axis with stride s and dilation d reads `first*d/s + i*d/gcd` inputs back.
 struct ClassTaps {
   int period, offset_step;
-  __device__ ClassTaps(const Problem& problem, int axis) {
-    const int divisor = greatest_common_divisor(problem.stride[axis], problem.dilation[axis]);
-    period = problem.stride[axis] / divisor;
-    offset_step = problem.dilation[axis] / divisor;
-  }
+  __device__ ClassTaps(int stride, int dilation)
+      : period(stride / greatest_common_divisor(stride, dilation)),
+        offset_step(dilation / greatest_common_divisor(stride, dilation)) {}
+  __device__ ClassTaps(const Problem& problem, int axis) : ClassTaps(problem.stride[axis], problem.dilation[axis]) {}
   __device__ int count(int kernel, int first) const { return first < kernel ? taps_of_class(kernel, period, first) : 0; }
 };
 
@@ -320,7 +331,7 @@ struct Walk {
   const Problem& problem;
   const ClassTaps taps_h;
   const int channel_tiles, m_tiles, chains, steps, warm_up;
-  long long unit, end;
+  int unit, end;
 
   __device__ Walk(const Problem& problem_, int channel_tiles_, int m_tiles_, int chains_, int steps_, int warm_up_)
       : problem(problem_),
@@ -332,31 +343,30 @@ struct Walk {
         warm_up(warm_up_) {
     const long long units =
         static_cast<long long>(problem.groups) * channel_tiles * m_tiles * chains * steps * problem.kernel_size[1];
-    unit = units * blockIdx.x / gridDim.x;
-    end = units * (blockIdx.x + 1) / gridDim.x;
+    unit = static_cast<int>(units * blockIdx.x / gridDim.x);
+    end = static_cast<int>(units * (blockIdx.x + 1) / gridDim.x);
   }
 
   __device__ bool next(Segment& segment) {
     while (unit < end) {
-      const long long in_column = static_cast<long long>(steps) * problem.kernel_size[1];
-      long long column = unit / in_column, begin = column * in_column;
+      const int in_column = steps * problem.kernel_size[1];
+      int column = unit / in_column, begin = column * in_column;
       segment.class_h = 0;
       int cost = taps_h.count(problem.kernel_size[1], 0);
-      while (unit - begin >= static_cast<long long>(steps) * cost) {
-        begin += static_cast<long long>(steps) * cost;
+      while (unit - begin >= steps * cost) {
+        begin += steps * cost;
         cost = taps_h.count(problem.kernel_size[1], ++segment.class_h);
       }
-      segment.chain = static_cast<int>(column % chains);
+      segment.chain = column % chains;
       column /= chains;
-      segment.m_tile = static_cast<int>(column % m_tiles);
+      segment.m_tile = column % m_tiles;
       column /= m_tiles;
-      segment.channel_tile = static_cast<int>(column % channel_tiles);
-      segment.group = static_cast<int>(column / channel_tiles);
-      segment.begin = static_cast<int>((unit - begin + cost - 1) / cost);
-      const long long last = (end - begin + cost - 1) / cost;
-      segment.end = last < steps ? static_cast<int>(last) : steps;
+      segment.channel_tile = column % channel_tiles;
+      segment.group = column / channel_tiles;
+      segment.begin = (unit - begin + cost - 1) / cost;
+      segment.end = min((end - begin + cost - 1) / cost, steps);
       segment.first = segment.begin > warm_up ? segment.begin - warm_up : 0;
-      unit = begin + static_cast<long long>(steps) * cost;
+      unit = begin + steps * cost;
       if (segment.begin < segment.end) return true;
     }
     return false;
@@ -727,6 +737,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 #else
   float (&parts)[SUMS] = sums;
 #endif
+  const int stored_w = class_count * merged;  // residues of w that have taps
   const int sum_count = class_count * tiles * columns8 * 4;
   const int warp_row = warpgroup * tiles * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
   const unsigned slab_k_step = static_cast<unsigned>(columns8) * 128, stage_k_step = static_cast<unsigned>(positions) * 16;
@@ -734,7 +745,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const unsigned slab_k = slab_k_step >> 4, stage_k = stage_k_step >> 4;
   const unsigned first_slab = wgmma_operand(slab_base, slab_k_step);
   const unsigned first_stage = wgmma_operand(base + 1024, stage_k_step) + static_cast<unsigned>(warpgroup * tiles * 64);
-  const ClassTaps taps_w(problem, 2);
+  const int stride_w = SPECIALIZED(STRIDE_W, problem.stride[2]), dilation_w = SPECIALIZED(DILATION_W, problem.dilation[2]);
+  const ClassTaps taps_w(stride_w, dilation_w);
+  const int column_taps = SPECIALIZED(KERNEL_W, problem.kernel_size[2]) / merged;  // of w, in slabs of their own
   Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
   int held = -1;
   bool fresh = false;             // the resident slabs have not been waited for yet
@@ -767,9 +780,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
             const int row_offset = (offset_h - class_offset_h - jh * walk.taps_h.offset_step) * pitch;
 #pragma unroll
             for (int jw = 0; jw < class_count; ++jw) {
-              const int class_taps_w = merged > 1 ? slab_taps : taps_w.count(slab_taps, jw);
-              const int class_offset_w = jw * problem.dilation[2] / problem.stride[2];
+              const int class_taps_w = merged > 1 ? column_taps : taps_w.count(column_taps, jw);
+              const int class_offset_w = jw * dilation_w / stride_w;
               unsigned a = stage_operand + static_cast<unsigned>(row_offset + offset_w - class_offset_w);
+              #pragma unroll 1
               for (int i = 0; i < class_taps_w; ++i, a -= static_cast<unsigned>(taps_w.offset_step)) {
                 if (!resident || fresh) mbarrier_wait(slab.full(), resident ? resident_parity : slab.parity);
                 const unsigned b = first_slab + static_cast<unsigned>(slab.slot * slab_bytes >> 4);
@@ -804,7 +818,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
             wgmma_wait<0>();
 #pragma unroll
             for (int jw = 0; jw < class_count; ++jw) {
-              if (merged == 1 && taps_w.count(slab_taps, jw) == 0) continue;
+              if (merged == 1 && taps_w.count(column_taps, jw) == 0) continue;
 #pragma unroll
               for (int i = 0; i < tiles * columns8 * 4; ++i) {
                 sums[jw * tiles * columns8 * 4 + i] += parts[jw * tiles * columns8 * 4 + i];
@@ -832,48 +846,39 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
             const int row = f / pitch, n = row / rows;
             const int residue_h = segment.class_h * problem.dilation[1] % problem.stride[1];
             const int h = row % rows * problem.stride[1] + residue_h - problem.padding[1];
-            const int w = f % pitch * problem.stride[2] - problem.padding[2];
+            const int w = f % pitch * stride_w - problem.padding[2];
             if (n >= problem.batch || h < 0 || h >= problem.output_size[1]) continue;
             const int first_channel = segment.channel_tile * channels8 * 8 + lane % 4 * 2;
-            scalar_t* const column = output.at(n, segment.group * out_channels + first_channel, 0, h, 0) + w * output.stride[4];
-            const scalar_t* const column_bias = bias == nullptr ? nullptr : bias + segment.group * out_channels + first_channel;
 #pragma unroll
-            for (int t = 0; t < slot_count && t < flush; ++t) {
+            for (int t = 0; t < flush; ++t) {
               const int d = first_plane + t * problem.dilation[0];
               if (d < 0 || d >= problem.output_size[0]) continue;
-              scalar_t* target = column + d * output.stride[2];
+              scalar_t* target = output.at(n, segment.group * out_channels + first_channel, d, h, 0) + w * output.stride[4];
 #pragma unroll
               for (int i = 0; i < channels8 * 2; ++i) {  // channels 0, 1, 8, 9, 16, ... of this thread
                 const int channel = i / 2 * 8 + i % 2;
-                if (first_channel + channel < out_channels) {
-                  const accum_t start = bias == nullptr ? 0.0f : to_accum(column_bias[channel]);
+                if (first_channel + channel >= out_channels) break;
+                const accum_t start = bias == nullptr ? 0.0f : to_accum(bias[segment.group * out_channels + first_channel + channel]);
+                if (t < slot_count) {
 #pragma unroll
-                  for (int jw = 0; jw < class_count * merged; ++jw) {
-                    const int residue_w = jw * problem.dilation[2] % problem.stride[2];
+                  for (int jw = 0; jw < stored_w; ++jw) {
+                    const int residue = jw * dilation_w % stride_w;
                     const int product = jw / merged * tiles + m, column8 = t * slot8 + jw % merged * channels8 + i / 2;
                     const float sum = sums[(product * columns8 + column8) * 4 + half * 2 + i % 2];
-                    if (w + residue_w >= 0 && w + residue_w < problem.output_size[2]) {
-                      target[residue_w * output.stride[4]] = to_scalar(sum + start);
+                    if (w + residue >= 0 && w + residue < problem.output_size[2]) {
+                      target[residue * output.stride[4]] = to_scalar(sum + start);
                     }
                   }
                 }
-                target += (i % 2 == 0 ? 1 : 7) * output.stride[1];
-              }
-            }
-            // Bias alone: residues of w and planes that no tap reaches.
-            if (class_count * merged < problem.stride[2] || slot_count < flush) {
-              for (int t = 0; t < flush; ++t) {
-                const int d = first_plane + t * problem.dilation[0];
-                if (d < 0 || d >= problem.output_size[0]) continue;
-                for (int i = 0; i < channels8 * 2 && first_channel + i / 2 * 8 + i % 2 < out_channels; ++i) {
-                  const int channel = i / 2 * 8 + i % 2;
-                  const scalar_t value = bias == nullptr ? zero_scalar() : column_bias[channel];
-                  for (int r = 0; r < problem.stride[2]; ++r) {
-                    const bool stored = t < slot_count && r % (problem.stride[2] / (class_count * merged)) == 0;
-                    if (stored || w + r < 0 || w + r >= problem.output_size[2]) continue;
-                    column[d * output.stride[2] + channel * output.stride[1] + r * output.stride[4]] = value;
+                if (t >= slot_count || stored_w < stride_w) {  // residues of w, or a plane, that no tap reaches: bias alone
+#pragma unroll(STRIDE_W <= 4 ? STRIDE_W : 1)
+                  for (int residue = 0; residue < stride_w; ++residue) {
+                    const bool stored = t < slot_count && residue % (stride_w / stored_w) == 0;
+                    if (stored || w + residue < 0 || w + residue >= problem.output_size[2]) continue;
+                    target[residue * output.stride[4]] = to_scalar(start);
                   }
                 }
+                target += (i % 2 == 0 ? 1 : 7) * output.stride[1];
               }
             }
           }

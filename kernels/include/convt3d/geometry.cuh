@@ -2,7 +2,7 @@
 // Every axis spans less than 2^31 positions (Problem refuses more), so one axis is 32-bit and products are 64-bit.
 #pragma once
 
-__device__ inline int greatest_common_divisor(int a, int b) {
+__device__ constexpr int greatest_common_divisor(int a, int b) {
   while (b != 0) {
     const int rest = a % b;
     a = b;
