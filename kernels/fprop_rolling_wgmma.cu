@@ -69,6 +69,8 @@ chains = "dilation_d // gcd(stride_d, dilation_d)"
 first_step = "-1 if (chains - 1) * stride_d >= padding_d + dilation_d else 0"
 steps = "ceil_div(output_d + padding_d, chains * stride_d) - first_step"
 taps_hw = "kernel_h * kernel_w // merged_w"
+period_h = "stride_h // gcd(stride_h, dilation_h)"
+offset_step_h = "dilation_h // gcd(stride_h, dilation_h)"
 
 slab_bytes = "128 * chunk_cells * products * slot_tiles * parts"
 stage_bytes = "16 * chunk_cells * positions * parts"
@@ -227,12 +229,13 @@ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 // Tap `first + i*period` of an axis with stride s and dilation d reads `first*d/s + i*d/gcd` inputs back.
 struct ClassTaps {
   int period, offset_step;
-  __device__ ClassTaps(int stride, int dilation)
-      : period(stride / greatest_common_divisor(stride, dilation)),
-        offset_step(dilation / greatest_common_divisor(stride, dilation)) {}
-  __device__ ClassTaps(const Problem& problem, int axis) : ClassTaps(problem.stride[axis], problem.dilation[axis]) {}
   __device__ int count(int kernel, int first) const { return first < kernel ? taps_of_class(kernel, period, first) : 0; }
 };
+
+__device__ inline ClassTaps class_taps(int stride, int dilation) {
+  const int divisor = greatest_common_divisor(stride, dilation);
+  return {stride / divisor, dilation / divisor};
+}
 
 // ---- packing: slabs [group][channel tile][h class][chunk][tap h][w class][tap w] of cells [part][cell][slot, w class, channel].
 // Where every class of w has as many taps, all at the same offsets, the classes are columns of one product instead. ----
@@ -246,7 +249,8 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   const int slabs = kernel_h * taps * chunks;
   const int tile = static_cast<int>(blockIdx.x) / slabs % channel_tiles,
             group = static_cast<int>(blockIdx.x) / slabs / channel_tiles;
-  const ClassTaps taps_h(problem, 1), taps_w(problem, 2);
+  const ClassTaps taps_h = class_taps(problem.stride[1], problem.dilation[1]),
+                  taps_w = class_taps(problem.stride[2], problem.dilation[2]);
   int rest = static_cast<int>(blockIdx.x) % slabs, first_h = 0, first_w = 0;
   while (rest >= taps_h.count(kernel_h, first_h) * taps * chunks) rest -= taps_h.count(kernel_h, first_h++) * taps * chunks;
   const int in_chunk = taps_h.count(kernel_h, first_h) * taps;
@@ -292,7 +296,7 @@ extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const s
   const int d = static_cast<int>(block % problem.output_size[0]);
   block /= problem.output_size[0];
   const int first = static_cast<int>(block % channel_tiles) * 8, n = static_cast<int>(block / channel_tiles);
-  const bool whole_plane = (d + problem.padding[0]) % (problem.stride[0] / ClassTaps(problem, 0).period) != 0;
+  const bool whole_plane = (d + problem.padding[0]) % greatest_common_divisor(problem.stride[0], problem.dilation[0]) != 0;
   // A warp takes a channel; where the channels lie side by side it takes rows, eight channels of four voxels at a time.
   const bool channels_last = output.stride[1] == 1;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -322,8 +326,13 @@ extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const s
 
 // A run of steps of one column: what a block does before it turns to another tile.
 struct Segment {
-  int group, channel_tile, m_tile, chain, class_h;
+  int column, chain, class_h;
   int first, begin, end;  // steps from `first` on fill the slots, those from `begin` on are stored
+};
+
+// Where a column lies.
+struct Place {
+  int group, channel_tile, m_tile;
 };
 
 // What all roles walk through alike. A step costs as many units as it has taps in h; the block owns those that begin in its share.
@@ -333,9 +342,10 @@ struct Walk {
   const int channel_tiles, m_tiles, chains, steps, warm_up;
   int unit, end;
 
-  __device__ Walk(const Problem& problem_, int channel_tiles_, int m_tiles_, int chains_, int steps_, int warm_up_)
+  __device__ Walk(const Problem& problem_, ClassTaps taps_h_, int channel_tiles_, int m_tiles_, int chains_, int steps_,
+                  int warm_up_)
       : problem(problem_),
-        taps_h(problem_, 1),
+        taps_h(taps_h_),
         channel_tiles(channel_tiles_),
         m_tiles(m_tiles_),
         chains(chains_),
@@ -350,19 +360,16 @@ struct Walk {
   __device__ bool next(Segment& segment) {
     while (unit < end) {
       const int in_column = steps * problem.kernel_size[1];
-      int column = unit / in_column, begin = column * in_column;
+      const int column = unit / in_column;
+      int begin = column * in_column;
       segment.class_h = 0;
       int cost = taps_h.count(problem.kernel_size[1], 0);
       while (unit - begin >= steps * cost) {
         begin += steps * cost;
         cost = taps_h.count(problem.kernel_size[1], ++segment.class_h);
       }
+      segment.column = column;
       segment.chain = column % chains;
-      column /= chains;
-      segment.m_tile = column % m_tiles;
-      column /= m_tiles;
-      segment.channel_tile = column % channel_tiles;
-      segment.group = column / channel_tiles;
       segment.begin = (unit - begin + cost - 1) / cost;
       segment.end = min((end - begin + cost - 1) / cost, steps);
       segment.first = segment.begin > warm_up ? segment.begin - warm_up : 0;
@@ -370,6 +377,14 @@ struct Walk {
       if (segment.begin < segment.end) return true;
     }
     return false;
+  }
+
+  // Group * channel_tiles + channel tile.
+  __device__ int tile(const Segment& segment) const { return segment.column / chains / m_tiles; }
+
+  __device__ Place place(int column) const {
+    column /= chains;
+    return {column / m_tiles / channel_tiles, column / m_tiles % channel_tiles, column % m_tiles};
   }
 };
 
@@ -522,8 +537,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
     const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output, const int slots,
     const int step, const int merged_w, const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells,
-    const int cells_launch, const int taps_hw, const int rows, const int pitch, const int m_first, const int m_tiles,
-    const int positions, const int span, const int offset_h, const int offset_w, const int chains, const int first_step,
+    const int cells_launch, const int taps_hw, const int period_h, const int offset_step_h, const int rows,
+    const int pitch, const int m_first, const int m_tiles, const int positions, const int span, const int offset_h, const int offset_w, const int chains, const int first_step,
     const int steps, const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages,
     const int slabs, const int raws, const int slab_bytes, const int stage_bytes, const int raw_length) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -542,7 +557,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   unsigned char* const slab_memory = stage_memory + stages * stage_bytes;
   scalar_t* const raw_memory = reinterpret_cast<scalar_t*>(slab_memory + slabs * slab_bytes);
   int* const raw_index = reinterpret_cast<int*>(raw_memory + raws * chunk_size * raw_length);
-  const unsigned base = keep_address(shared_address(shared)),
+  const unsigned base = keep(shared_address(shared)),
                  slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
   Ring raw(base + 16 * static_cast<unsigned>(stages + slabs), raws);
@@ -565,6 +580,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   __syncthreads();
 
   const int tile_rows = CONSUMERS * tiles * 64, warm_up = (slot_count - 1) / flush;
+  const ClassTaps taps_h = {period_h, offset_step_h};
   Segment segment;
 
   if (warpgroup >= CONSUMERS) {
@@ -575,12 +591,13 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 #endif
     const int loader = static_cast<int>(threadIdx.x) - CONSUMERS * 128;
     if (loader < loaders) {
-      Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
+      Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
       const auto load = [&](auto tag) {
         constexpr Source kind = decltype(tag)::kind;
         constexpr int RUN = kind == RAW_COPY && sizeof(scalar_t) == 2 ? 2 : 1;  // neighbours that a thread turns at once
         while (walk.next(segment)) {
-          const int origin = m_first + segment.m_tile * tile_rows - (offset_h * pitch + offset_w);
+          const Place place = walk.place(segment.column);
+          const int origin = m_first + place.m_tile * tile_rows - (offset_h * pitch + offset_w);
           if (kind == RAW_COPY) {  // where this thread finds its positions in the copy, the same for all planes and chunks
             const PlaneRange range(problem, origin, positions, rows, pitch);
             for (int i = RUN * loader - (origin & (RUN - 1)); i < positions; i += RUN * loaders) {
@@ -624,7 +641,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                   const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
                   const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
                   fill_cells<kind>(cells + position, cell_count, positions,
-                                   input.at(n, segment.group * in_channels + chunk * chunk_size, plane, h, w), input.stride[1],
+                                   input.at(n, place.group * in_channels + chunk * chunk_size, plane, h, w), input.stride[1],
                                    inside, live);
                 }
               }
@@ -648,15 +665,16 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         load(SourceTag<ANY_STRIDES>{});
       }
     } else if (loader < loaders + 32 && from_cells) {
-      Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
+      Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
       const unsigned cell_bytes = static_cast<unsigned>(positions) * 16;
       const int cell_rows = PARTS * cell_count;
       while (walk.next(segment)) {
+        const Place place = walk.place(segment.column);
         for (int s = segment.first; s < segment.end; ++s) {
           const int plane = segment.chain + (first_step + s) * chains;
           if (plane < 0 || plane >= problem.input_size[0]) continue;
-          const int row = (plane * problem.groups + segment.group) * chunks * cell_rows + lane;
-          const Cell* source = reinterpret_cast<const Cell*>(input_cells) + row * static_cast<index_t>(span) + segment.m_tile * tile_rows;
+          const int row = (plane * problem.groups + place.group) * chunks * cell_rows + lane;
+          const Cell* source = reinterpret_cast<const Cell*>(input_cells) + row * static_cast<index_t>(span) + place.m_tile * tile_rows;
           for (int chunk = 0; chunk < chunks; ++chunk, source += cell_rows * static_cast<index_t>(span)) {
             mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
             if (lane == 0) mbarrier_arrive_expect(stage.full(), static_cast<unsigned>(stage_bytes));
@@ -670,9 +688,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       }
     } else if (loader < loaders + 32) {
-      Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
+      Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
       while (whole_planes && walk.next(segment)) {
-        const int origin = m_first + segment.m_tile * tile_rows - (offset_h * pitch + offset_w);
+        const Place place = walk.place(segment.column);
+        const int origin = m_first + place.m_tile * tile_rows - (offset_h * pitch + offset_w);
         const PlaneRange range(problem, origin, positions, rows, pitch);
         for (int s = segment.first; s < segment.end; ++s) {
           const int plane = segment.chain + (first_step + s) * chains;
@@ -685,7 +704,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
             }
             __syncwarp();
             for (int channel = lane; channel < live; channel += 32) {
-              const scalar_t* source = input.at(range.n, segment.group * in_channels + chunk * chunk_size + channel, plane, 0, 0);
+              const scalar_t* source = input.at(range.n, place.group * in_channels + chunk * chunk_size + channel, plane, 0, 0);
               const unsigned target = slab_base + static_cast<unsigned>(slabs * slab_bytes) +
                                       static_cast<unsigned>((raw.slot * chunk_size + channel) * raw_length) * sizeof(scalar_t);
               const unsigned bytes = static_cast<unsigned>(range.count) * sizeof(scalar_t);
@@ -700,10 +719,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       }
     } else if (loader < loaders + 64 && lane == 0) {
-      Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
+      Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
       int held = -1;
       while (walk.next(segment)) {
-        const int tile = segment.group * channel_tiles + segment.channel_tile;
+        const int tile = walk.tile(segment);
         const int per_chunk = walk.taps_h.count(kernel_h, segment.class_h) * slab_taps;
         index_t first_slab = static_cast<index_t>(tile) * (taps_hw * chunks);
         for (int c = 0; c < segment.class_h; ++c) first_slab += walk.taps_h.count(kernel_h, c) * slab_taps * chunks;
@@ -739,22 +758,21 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 #endif
   const int stored_w = class_count * merged;  // residues of w that have taps
   const int sum_count = class_count * tiles * columns8 * 4;
-  const int warp_row = warpgroup * tiles * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
   const unsigned slab_k_step = static_cast<unsigned>(columns8) * 128, stage_k_step = static_cast<unsigned>(positions) * 16;
   // Descriptors count in 16 bytes.
   const unsigned slab_k = slab_k_step >> 4, stage_k = stage_k_step >> 4;
   const unsigned first_slab = wgmma_operand(slab_base, slab_k_step);
   const unsigned first_stage = wgmma_operand(base + 1024, stage_k_step) + static_cast<unsigned>(warpgroup * tiles * 64);
   const int stride_w = SPECIALIZED(STRIDE_W, problem.stride[2]), dilation_w = SPECIALIZED(DILATION_W, problem.dilation[2]);
-  const ClassTaps taps_w(stride_w, dilation_w);
+  const ClassTaps taps_w = class_taps(stride_w, dilation_w);
   const int column_taps = SPECIALIZED(KERNEL_W, problem.kernel_size[2]) / merged;  // of w, in slabs of their own
-  Walk walk(problem, channel_tiles, m_tiles, chains, steps, warm_up);
+  Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
   int held = -1;
   bool fresh = false;             // the resident slabs have not been waited for yet
   unsigned resident_parity = 1u;  // of the load they came with
 
   while (walk.next(segment)) {
-    const int tile = segment.group * channel_tiles + segment.channel_tile;
+    const int tile = walk.tile(segment);
 #pragma unroll
     for (int i = 0; i < sum_count; ++i) sums[i] = 0.0f;
     const int class_taps_h = walk.taps_h.count(kernel_h, segment.class_h);
@@ -838,27 +856,29 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       }
       if (s >= segment.begin) {
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
+        const Place place = walk.place(static_cast<int>(keep(static_cast<unsigned>(segment.column))));  // here, not before the loop
 #pragma unroll
         for (int m = 0; m < tiles; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const int f = m_first + segment.m_tile * tile_rows + warp_row + m * 64 + half * 8;
+            const int warp_row = warpgroup * tiles * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+            const int f = m_first + place.m_tile * tile_rows + warp_row + m * 64 + half * 8;
             const int row = f / pitch, n = row / rows;
             const int residue_h = segment.class_h * problem.dilation[1] % problem.stride[1];
             const int h = row % rows * problem.stride[1] + residue_h - problem.padding[1];
             const int w = f % pitch * stride_w - problem.padding[2];
             if (n >= problem.batch || h < 0 || h >= problem.output_size[1]) continue;
-            const int first_channel = segment.channel_tile * channels8 * 8 + lane % 4 * 2;
+            const int first_channel = place.channel_tile * channels8 * 8 + lane % 4 * 2;
 #pragma unroll
             for (int t = 0; t < flush; ++t) {
               const int d = first_plane + t * problem.dilation[0];
               if (d < 0 || d >= problem.output_size[0]) continue;
-              scalar_t* target = output.at(n, segment.group * out_channels + first_channel, d, h, 0) + w * output.stride[4];
+              scalar_t* target = output.at(n, place.group * out_channels + first_channel, d, h, 0) + w * output.stride[4];
 #pragma unroll
               for (int i = 0; i < channels8 * 2; ++i) {  // channels 0, 1, 8, 9, 16, ... of this thread
                 const int channel = i / 2 * 8 + i % 2;
                 if (first_channel + channel >= out_channels) break;
-                const accum_t start = bias == nullptr ? 0.0f : to_accum(bias[segment.group * out_channels + first_channel + channel]);
+                const accum_t start = bias == nullptr ? 0.0f : to_accum(bias[place.group * out_channels + first_channel + channel]);
                 if (t < slot_count) {
 #pragma unroll
                   for (int jw = 0; jw < stored_w; ++jw) {

@@ -6,10 +6,10 @@
 
 #if defined(__CUDACC__)
 
-// The same address in a register of its own: the compiler would work it out anew before each use.
-__device__ __forceinline__ unsigned keep_address(unsigned shared_address) {
+// The same value in a register of its own: the compiler neither works it out anew before each use nor long before.
+__device__ __forceinline__ unsigned keep(unsigned value) {
   unsigned kept;
-  asm volatile("mov.u32 %0, %1;" : "=r"(kept) : "r"(shared_address));
+  asm volatile("mov.u32 %0, %1;" : "=r"(kept) : "r"(value));
   return kept;
 }
 

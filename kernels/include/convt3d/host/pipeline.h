@@ -112,7 +112,7 @@ inline Mbarrier* mbarrier_at(unsigned address) { return reinterpret_cast<Mbarrie
 
 }  // namespace convt3d_host
 
-inline unsigned keep_address(unsigned shared_address) { return shared_address; }
+inline unsigned keep(unsigned value) { return value; }
 
 inline void mbarrier_init(unsigned barrier, int arrivals) {
   Mbarrier& fresh = *convt3d_host::mbarrier_at(barrier);
