@@ -61,25 +61,26 @@ grid = "ceil_div(voxels, 32) * groups * column_tiles"
 block = 256
 shared_bytes = "shared_bytes"
 */
-// Kernel = stride on tensor cores. Each input voxel owns a block of kernel_size outputs, so the layer is one matrix product with
-// the reordering fused into the store (depth to space):
+// Kernel = stride on tensor cores. Each input voxel owns a block of kernel_size outputs, so the layer is one matrix product
+// with the reordering fused into the store (depth to space):
 //
 //   output[n, co, i*stride + t] = bias[co] + sum over ci of input[n, ci, i] * weight[ci, co, t]
 //
-// with a row for each voxel (n, i), a column for each (co, t), and depth ci. Nothing is packed and there is one launch. A block owns
-// a tile of voxels x columns of one group, the larger the fewer times an operand is read from L2, the smaller the more blocks there
-// are: the declaration chooses. Its warps have 64 x 64, 64 x 32 or 32 x 32 sums each; where that leaves warps over, each takes a part
-// of the depth (DEPTH_WARPS), and the parts are added in order at the end.
+// with a row for each voxel (n, i), a column for each (co, t), and depth ci. Nothing is packed and there is one launch. A
+// block owns a tile of voxels x columns of one group, the larger the fewer times an operand is read from L2, the smaller the
+// more blocks there are: the declaration chooses. Its warps have 64 x 64, 64 x 32 or 32 x 32 sums each; where that leaves
+// warps over, each takes a part of the depth (DEPTH_WARPS), and the parts are added in order at the end.
 //   1. Tables in shared memory: where each voxel and each column of the tile lies, so that what follows divides nothing.
 //   2. A ring of stages is filled by cp.async, 16 bytes at a time where layouts allow, as the tensors lie in memory:
 //        inputs  [depth][voxel] or, for channels_last, [voxel][depth];
 //        weights [depth][column], the columns (co, tap), or (tap, co) where the weight is channels_last.
-//      Rows are padded so that the eight rows of an ldmatrix, or the four depths and eight voxels of a plain load, meet 32 banks.
-//   3. mma.sync. ldmatrix, transposed where the rows are the depth, makes 16-bit fragments; it cannot transpose 32-bit elements, so tf32
-//      along voxels takes plain loads. TF32 is rounded as it is read. tf32x3 adds lo*hi, hi*lo and hi*hi of one step from zero, and
-//      then to the sums in fp32: the tensor cores cut off what they add.
-//   4. The sums pass through shared memory, [column][voxel], and leave it 16 bytes at a time as the output lies: in NCDHW the taps of
-//      a row alternate over neighbouring voxels, in channels_last neighbouring channels follow each other.
+//      Rows are padded so that the eight rows of an ldmatrix, or the four depths and eight voxels of a plain load, meet 32
+//      banks.
+//   3. mma.sync. ldmatrix, transposed where the rows are the depth, makes 16-bit fragments; it cannot transpose 32-bit
+//      elements, so tf32 along voxels takes plain loads. TF32 is rounded as it is read. tf32x3 adds lo*hi, hi*lo and hi*hi of
+//      one step from zero, and then to the sums in fp32: the tensor cores cut off what they add.
+//   4. The sums pass through shared memory, [column][voxel], and leave it 16 bytes at a time as the output lies: in NCDHW the
+//      taps of a row alternate over neighbouring voxels, in channels_last neighbouring channels follow each other.
 #include "convt3d.cuh"
 
 #include "convt3d/mma.cuh"
@@ -135,7 +136,8 @@ struct alignas(16) Row {
   index_t input, output;
 };
 
-// A column of the tile: where it lies relative to a voxel's output, -1 past the last one, and where its sums lie in shared memory.
+// A column of the tile: where it lies relative to a voxel's output, -1 past the last one, and where its sums lie in shared
+// memory.
 struct alignas(16) Column {
   index_t output;
   float bias;
@@ -209,7 +211,8 @@ __device__ inline Copies copies_of(const View<const scalar_t>& input, const int 
   return last && on_vectors(input.data, stride[0] | stride[2] | stride[3] | stride[4]) ? CHANNEL_VECTORS : ELEMENTS;
 }
 
-// Copy COUNT elements one by one, `step` apart in memory and `pitch` in shared memory: of these the first `left` / APART are inside.
+// Copy COUNT elements one by one, `step` apart in memory and `pitch` in shared memory: of these the first `left` / APART are
+// inside.
 template <int COUNT, int APART>
 __device__ inline void copy_elements(scalar_t* to, int pitch, const scalar_t* from, index_t step, int left) {
   if constexpr (SIZE == 4) {
@@ -238,7 +241,8 @@ struct Fragments {
     if (SPLIT) low = nearest_tf32(value - __uint_as_float(high));
   }
 
-  // `inputs` is the step's first row [depth][voxel] at the warp's first voxel. tf32: rows g and g + 8 of a fragment are voxels 2g
+  // `inputs` is the step's first row [depth][voxel] at the warp's first voxel. tf32: rows g and g + 8 of a fragment are
+  // voxels 2g
   // and 2g + 1, so that one load brings both.
   template <int PITCH>
   __device__ void load_along_voxels(const scalar_t* inputs, int lane) {
