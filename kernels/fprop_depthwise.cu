@@ -29,6 +29,7 @@ channel_blocks = "ceil_div(out_channels, block_channels)"
 BLOCK_WARPS = [2, 4, 8]
 BLOCK_CHANNELS = [4, 8, 16]
 RUN = [4, 8]
+RESIDENT_WARPS = [16, 20, 24]
 [[launch]]
 grid = "batch * channel_blocks * tiles * stride_d"
 block = "32 * BLOCK_WARPS"
@@ -55,6 +56,9 @@ shared_bytes = "block_channels * channel_bytes"
 #endif
 #ifndef SUMS
 #define SUMS 16
+#endif
+#ifndef RESIDENT_WARPS
+#define RESIDENT_WARPS 16
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_H
@@ -85,7 +89,8 @@ constexpr int MOST_ROWS = 64;  // that a run reads
 constexpr int LENGTH = STRIDE_H * STRIDE_W * RUN <= SUMS ? RUN : SUMS / (STRIDE_H * STRIDE_W);  // of a run
 static_assert(RUN <= 16, "the rows of a run and those its taps reach over are at most 64");
 static_assert(SUMS >= 16, "a stride of 4 along h and w has 16 residues");
-constexpr int RESIDENT_WARPS = sizeof(accum_t) == 8 ? 16 : 32;
+constexpr int BLOCKS = (sizeof(accum_t) == 8 ? 8 : RESIDENT_WARPS) / BLOCK_WARPS;  // on a multiprocessor
+constexpr int UNROLL = KERNEL_H * KERNEL_W <= 16 && DILATION_H * DILATION_W == 1 ? 8 : 1;
 
 // The numbers of a problem that the GPU's binary knows, for the axes h and w.
 struct Taps {
@@ -107,7 +112,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[SUMS], const Taps& th, 
                                          const accum_t* weights, int channels) {
   const index_t step_h = input.stride[3], step_w = UNIT_STEP ? 1 : input.stride[4];
   const int reach = th.reach();
-#pragma unroll
+#pragma unroll(UNROLL)
   for (int offset_w = 0; offset_w <= tw.reach(); ++offset_w) {
     const bool inside = static_cast<unsigned>(w - offset_w) < static_cast<unsigned>(problem.input_size[2]);
     accum_t x[MOST_ROWS];
@@ -131,7 +136,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[SUMS], const Taps& th, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
     convt3d_fprop_depthwise(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                             const scalar_t* __restrict__ bias, const View<scalar_t> output, const int columns, const int run_length,
                             const int runs, const int tiles, const int block_channels, const int channel_blocks,
