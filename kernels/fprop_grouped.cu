@@ -5,12 +5,13 @@ dtypes = ["fp32", "fp16", "bf16"]
 KERNEL_W = "kernel_w"
 STRIDE_W = "stride_w"
 DILATION_W = "dilation_w"
+LEAD_W = "padding_w % stride_w"
 [constants]
 channel_tiles = "ceil_div(out_channels_per_group, 8)"
 classes = "stride_d * stride_h"
 taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
 taps_h = "ceil_div(kernel_h, stride_h // gcd(stride_h, dilation_h))"
-columns = "(output_w - 1 + padding_w) // stride_w - padding_w // stride_w + 1"
+columns = "ceil_div(output_w, stride_w)"
 positions = "ceil_div(output_d, stride_d) * ceil_div(output_h, stride_h) * columns"
 tiles = "ceil_div(positions, 32 * BLOCK_WARPS * min(POSITIONS, 2 * POSITIONS // stride_w))"
 block_tiles = "max(1, min(BLOCK_TILES, batch * groups * channel_tiles * classes * tiles // (32 * multiprocessors)))"
@@ -34,8 +35,10 @@ shared_bytes = "weight_bytes"
 // Groups of few channels. Such a layer is bound by its stores, so nothing is staged and nothing waits: a thread reads its inputs
 // straight from memory, and keeps the sums of all residues of w for 8 output channels, which it stores itself.
 //
-// On each axis o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride. A block has one residue of d
-// and of h; a thread has several positions (d, h, q) and all r of w: one input feeds an output of each r that has a tap for it.
+// Along d and h o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride; a block has one r of each. Along
+// w o = q*stride + r, so that pieces of a row begin where the row does, and tap t feeds o through input
+// q + padding/stride - (t*dilation - r - padding%stride)/stride; a thread has all r of several positions (d, h, q): one input feeds an
+// output of each r that has a tap for it.
 // Positions are counted over rows and planes alike, so that short rows leave no lane idle, and neighbouring lanes have neighbouring
 // positions: a load or store of a warp is a piece of a row. Every row is read again by other taps, channels and warps; the L1
 // cache holds it. Only weights are in shared memory, as [kd][kh][ci][tap of w][8 channels]: all lanes read the same 16 bytes.
@@ -63,6 +66,9 @@ shared_bytes = "weight_bytes"
 #endif
 #ifndef DILATION_W
 #define DILATION_W 1
+#endif
+#ifndef LEAD_W
+#define LEAD_W 1
 #endif
 
 #if defined(__CUDACC__)
@@ -124,12 +130,12 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
                                          const View<const scalar_t>& input, int channels, Rows& rows, const Weights* weights) {
   const int kernel = SPECIALIZED(KERNEL_W, problem.kernel_size[2]), stride = SPECIALIZED(STRIDE_W, problem.stride[2]);
   const int dilation = SPECIALIZED(DILATION_W, problem.dilation[2]), positions = min(POSITIONS, MOST_SUMS / stride);
-  const int width = problem.input_size[2];
+  const int lead = SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]), width = problem.input_size[2];
   const index_t step = UNIT_STEP ? 1 : input.stride[4];
 #pragma unroll 1
   for (int ci = 0; ci < channels; ci += LENGTH, weights += LENGTH * kernel * 2) {
 #pragma unroll(UNIT_STEP ? 64 : 1)
-    for (int offset = 0; offset <= (kernel - 1) * dilation / stride; ++offset) {
+    for (int offset = lead > 0 ? -1 : 0; offset * stride <= (kernel - 1) * dilation - lead; ++offset) {
       Vector<LENGTH> x[POSITIONS];
 #pragma unroll
       for (int i = 0; i < positions; ++i) {
@@ -138,8 +144,8 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
       }
 #pragma unroll
       for (int r = 0; r < stride; ++r) {
-        const int scaled = offset * stride + r, tap = scaled / dilation;
-        if (scaled % dilation != 0 || tap >= kernel) continue;
+        const int scaled = offset * stride + r + lead, tap = scaled / dilation;
+        if (scaled < 0 || scaled % dilation != 0 || tap >= kernel) continue;
 #pragma unroll
         for (int e = 0; e < LENGTH; ++e) {
 #pragma unroll
@@ -181,22 +187,30 @@ __device__ inline bool channels_are_vectors(const View<T>& view, const scalar_t*
   return whole;
 }
 
-__device__ __forceinline__ void store(const accum_t (&sums)[CHANNELS], scalar_t* y, index_t step, const Block& block) {
-  if (block.output_vectors) {
+__device__ __forceinline__ void store_channels(const accum_t (&sums)[CHANNELS], scalar_t* y) {
 #pragma unroll
-    for (int c = 0; c < CHANNELS; c += CHANNEL_VECTOR) {
-      Vector<CHANNEL_VECTOR> out;
+  for (int c = 0; c < CHANNELS; c += CHANNEL_VECTOR) {
+    Vector<CHANNEL_VECTOR> out;
 #pragma unroll
-      for (int e = 0; e < CHANNEL_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
-      *reinterpret_cast<Vector<CHANNEL_VECTOR>*>(y + c) = out;
-    }
-    return;
+    for (int e = 0; e < CHANNEL_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
+    *reinterpret_cast<Vector<CHANNEL_VECTOR>*>(y + c) = out;
   }
-  const int live_channels = block.live_channels;
+}
+
+// Store the residues of one position and channel, of which `live` lie inside the row: in pairs where these are aligned, as in rows of
+// even length. A warp's pairs are a whole piece of the row; single elements leave holes for the next store to fill.
+__device__ __forceinline__ void store_row_piece(const accum_t (&sums)[MOST_SUMS][CHANNELS], int first, int c, int stride,
+                                                scalar_t* y, index_t step, int live) {
+  typedef Vector<2> Pair;
+  const bool pairs = stride % 2 == 0 && step == 1 && reinterpret_cast<index_t>(y) % sizeof(Pair) == 0;
 #pragma unroll
-  for (int c = 0; c < CHANNELS; ++c, y += step) {
-    const scalar_t sum = to_scalar(sums[c]);
-    if (c < live_channels) *y = sum;
+  for (int r = 0; r < stride; ++r) {
+    const scalar_t sum = to_scalar(sums[first + r][c]);
+    if (pairs && (r % 2 == 0 ? r + 1 < live : r < live)) {
+      if (r % 2 == 0) *reinterpret_cast<Pair*>(y + r) = {sum, to_scalar(sums[first + r + 1][c])};
+    } else if (r < live) {
+      y[r * step] = sum;
+    }
   }
 }
 
@@ -294,13 +308,20 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
       forget_memory();
       if (first + 32 * i >= block.positions) continue;
       const Place place = place_of(first + 32 * i, block);
-      const int w = (block.first_column + place.column) * stride - problem.padding[2];
+      const int w = place.column * stride;
       scalar_t* y = output.data + (block.output + place.d * problem.stride[0] * output.stride[2] +
                                    place.h * problem.stride[1] * output.stride[3] + w * output.stride[4]);
+      if (block.output_vectors) {
 #pragma unroll
-      for (int r = 0; r < stride; ++r) {
-        if (w + r < 0 || w + r >= problem.output_size[2]) continue;
-        store(sums[i * stride + r], y + r * output.stride[4], output.stride[1], block);
+        for (int r = 0; r < stride; ++r) {
+          if (w + r < problem.output_size[2]) store_channels(sums[i * stride + r], y + r * output.stride[4]);
+        }
+        continue;
+      }
+      const int live_channels = block.live_channels, live = problem.output_size[2] - w;
+#pragma unroll
+      for (int c = 0; c < CHANNELS; ++c, y += output.stride[1]) {
+        if (c < live_channels) store_row_piece(sums, i * stride, c, stride, y, output.stride[4], live);
       }
     }
   }
