@@ -8,9 +8,10 @@ STRIDE_H = "stride_h"
 STRIDE_W = "stride_w"
 DILATION_H = "dilation_h"
 DILATION_W = "dilation_w"
+LEAD_W = "padding_w % stride_w"
 [constants]
 rows = "(output_h - 1 + padding_h) // stride_h - padding_h // stride_h + 1"
-columns = "(output_w - 1 + padding_w) // stride_w - padding_w // stride_w + 1"
+columns = "ceil_div(output_w, stride_w)"
 run_length = "min(RUN, SUMS // (stride_h * stride_w)) if stride_h <= 4 and stride_w <= 4 else 1"
 runs = "ceil_div(rows, run_length)"
 positions = "ceil_div(output_d, stride_d) * runs * columns"
@@ -38,12 +39,14 @@ shared_bytes = "block_channels * channel_bytes"
 // Depthwise (groups = in_channels, with a channel multiplier of up to 4). There is next to no arithmetic: what counts is how often
 // an input is loaded, and that nothing waits. Nothing is staged but weights; the L1 cache holds the inputs.
 //
-// On each axis o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride. A block has one residue of d, a
+// Along d and h o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride; along w the same holds for
+// o + padding % stride, so that pieces of a row begin where the row does. A block has one residue of d, a
 // tile of positions (d, run of h, q of w) and a few channels. A thread takes one of these channels and a run of neighbouring q of h,
 // with all residues of h and w: an input row, loaded once, serves all q of the run that it reaches and all their residues. Where
 // rows lie together in memory neighbouring lanes have neighbouring positions, where channels do they have neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -79,6 +82,9 @@ shared_bytes = "block_channels * channel_bytes"
 #ifndef DILATION_W
 #define DILATION_W 1
 #endif
+#ifndef LEAD_W
+#define LEAD_W 1
+#endif
 
 #if defined(__CUDACC__)
 #define SPECIALIZED(macro, value) (macro)
@@ -94,13 +100,15 @@ constexpr int UNROLL = KERNEL_H * KERNEL_W <= 16 && DILATION_H * DILATION_W == 1
 
 // The numbers of a problem that the GPU's binary knows, for the axes h and w.
 struct Taps {
-  int kernel, stride, dilation;
+  int kernel, stride, dilation, lead;  // o + padding - padding / stride * stride = q*stride + r + lead
 
-  __device__ int reach() const { return (kernel - 1) * dilation / stride; }  // from q down to the last input
+  // Inputs from nearest() to reach() below q have taps.
+  __device__ int nearest() const { return lead > 0 ? -1 : 0; }
+  __device__ int reach() const { return ((kernel - 1) * dilation - lead + stride) / stride - 1; }
   // The tap that leads from an input `offset` below q to residue r, or -1.
   __device__ int tap(int offset, int r) const {
-    const int scaled = offset * stride + r;
-    return offset >= 0 && scaled % dilation == 0 && scaled / dilation < kernel ? scaled / dilation : -1;
+    const int scaled = offset * stride + r + lead;
+    return scaled >= 0 && scaled % dilation == 0 && scaled / dilation < kernel ? scaled / dilation : -1;
   }
 };
 
@@ -113,7 +121,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[SUMS], const Taps& th, 
   const index_t step_h = input.stride[3], step_w = UNIT_STEP ? 1 : input.stride[4];
   const int reach = th.reach();
 #pragma unroll(UNROLL)
-  for (int offset_w = 0; offset_w <= tw.reach(); ++offset_w) {
+  for (int offset_w = tw.nearest(); offset_w <= tw.reach(); ++offset_w) {
     const bool inside = static_cast<unsigned>(w - offset_w) < static_cast<unsigned>(problem.input_size[2]);
     accum_t x[MOST_ROWS];
 #pragma unroll
@@ -145,9 +153,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
   const int run = SPECIALIZED(LENGTH, run_length);
   accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [kd][tap of h][tap of w][channel]
   const Taps th = {SPECIALIZED(KERNEL_H, problem.kernel_size[1]), SPECIALIZED(STRIDE_H, problem.stride[1]),
-                   SPECIALIZED(DILATION_H, problem.dilation[1])};
+                   SPECIALIZED(DILATION_H, problem.dilation[1]), 0};
   const Taps tw = {SPECIALIZED(KERNEL_W, problem.kernel_size[2]), SPECIALIZED(STRIDE_W, problem.stride[2]),
-                   SPECIALIZED(DILATION_W, problem.dilation[2])};
+                   SPECIALIZED(DILATION_W, problem.dilation[2]), SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2])};
 
   // blockIdx.x = ((n * channel_blocks + channel block) * tiles + tile) * stride_d + residue of d
   unsigned rest = blockIdx.x;
@@ -198,15 +206,12 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
       }
     }
 
-    const int o_h = q_h * th.stride - problem.padding[1], o_w = q_w * tw.stride - problem.padding[2];
+    const int o_h = q_h * th.stride - problem.padding[1], o_w = (position - line * columns) * tw.stride;
     scalar_t* y = output.at(n, co, d.first_output + place_d * problem.stride[0], o_h, o_w);
 #pragma unroll
     for (int row = 0; row < run * th.stride; ++row, y += output.stride[3]) {
       if (o_h + row < 0 || o_h + row >= problem.output_size[1]) continue;
-#pragma unroll
-      for (int r = 0; r < tw.stride; ++r) {
-        if (o_w + r >= 0 && o_w + r < problem.output_size[2]) y[r * output.stride[4]] = to_scalar(sums[row * tw.stride + r]);
-      }
+      store_piece(&sums[row * tw.stride], tw.stride, y, output.stride[4], problem.output_size[2] - o_w);
     }
   }
 }

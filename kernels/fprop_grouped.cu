@@ -44,6 +44,7 @@ shared_bytes = "weight_bytes"
 // cache holds it. Only weights are in shared memory, as [kd][kh][ci][tap of w][8 channels]: all lanes read the same 16 bytes.
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -78,8 +79,6 @@ shared_bytes = "weight_bytes"
 #endif
 
 constexpr int CHANNELS = 8, MOST_SUMS = 2 * POSITIONS;  // of a channel
-// Blocks on a multiprocessor: a stride of 4 along w takes a few registers more.
-constexpr int BLOCKS = (STRIDE_W < 4 ? RESIDENT_WARPS : RESIDENT_WARPS * 3 / 4) / BLOCK_WARPS;
 static_assert(POSITIONS >= 1 && POSITIONS <= 8, "each position has registers of its own");
 
 template <int LENGTH>
@@ -197,24 +196,7 @@ __device__ __forceinline__ void store_channels(const accum_t (&sums)[CHANNELS], 
   }
 }
 
-// Store the residues of one position and channel, of which `live` lie inside the row: in pairs where these are aligned, as in rows of
-// even length. A warp's pairs are a whole piece of the row; single elements leave holes for the next store to fill.
-__device__ __forceinline__ void store_row_piece(const accum_t (&sums)[MOST_SUMS][CHANNELS], int first, int c, int stride,
-                                                scalar_t* y, index_t step, int live) {
-  typedef Vector<2> Pair;
-  const bool pairs = stride % 2 == 0 && step == 1 && reinterpret_cast<index_t>(y) % sizeof(Pair) == 0;
-#pragma unroll
-  for (int r = 0; r < stride; ++r) {
-    const scalar_t sum = to_scalar(sums[first + r][c]);
-    if (pairs && (r % 2 == 0 ? r + 1 < live : r < live)) {
-      if (r % 2 == 0) *reinterpret_cast<Pair*>(y + r) = {sum, to_scalar(sums[first + r + 1][c])};
-    } else if (r < live) {
-      y[r * step] = sum;
-    }
-  }
-}
-
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
     convt3d_fprop_grouped(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                           const scalar_t* __restrict__ bias, const View<scalar_t> output, const int channel_tiles,
                           const int columns, const int runs, const int block_tiles, const int in_channels_per_group,
@@ -321,7 +303,10 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
       const int live_channels = block.live_channels, live = problem.output_size[2] - w;
 #pragma unroll
       for (int c = 0; c < CHANNELS; ++c, y += output.stride[1]) {
-        if (c < live_channels) store_row_piece(sums, i * stride, c, stride, y, output.stride[4], live);
+        accum_t piece[MOST_SUMS];
+#pragma unroll
+        for (int r = 0; r < stride; ++r) piece[r] = sums[i * stride + r][c];
+        store_piece(piece, stride, y, output.stride[4], c < live_channels ? live : 0);
       }
     }
   }
