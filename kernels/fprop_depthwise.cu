@@ -46,6 +46,7 @@ shared_bytes = "block_channels * channel_bytes"
 // rows lie together in memory neighbouring lanes have neighbouring positions, where channels do they have neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/forget_memory.cuh"
 #include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
@@ -91,7 +92,7 @@ shared_bytes = "block_channels * channel_bytes"
 #else
 #define SPECIALIZED(macro, value) (value)
 #endif
-constexpr int MOST_ROWS = 64;  // that a run reads
+constexpr int MOST_ROWS = 64;                                                                   // that a run reads
 constexpr int LENGTH = STRIDE_H * STRIDE_W * RUN <= SUMS ? RUN : SUMS / (STRIDE_H * STRIDE_W);  // of a run
 static_assert(RUN <= 16, "the rows of a run and those its taps reach over are at most 64");
 static_assert(SUMS >= 16, "a stride of 4 along h and w has 16 residues");
@@ -110,6 +111,14 @@ struct Taps {
     const int scaled = offset * stride + r + lead;
     return scaled >= 0 && scaled % dilation == 0 && scaled / dilation < kernel ? scaled / dilation : -1;
   }
+};
+
+// What all threads of a block have in common. In shared memory, because registers are for inputs and sums.
+struct Block {
+  AxisClass d;
+  int origin_d;  // the input of tap 0 and the class's first output
+  Divisor columns, runs, channels;
+  int n, first_channel;
 };
 
 // sums[(q of the run * stride_h + r_h) * stride_w + r_w] += the products of one plane of inputs. `plane` is column w, tap 0 of the
@@ -146,9 +155,10 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[SUMS], const Taps& th, 
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
     convt3d_fprop_depthwise(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
-                            const scalar_t* __restrict__ bias, const View<scalar_t> output, const int columns, const int run_length,
-                            const int runs, const int tiles, const int block_channels, const int channel_blocks,
-                            const int out_channels_per_group) {
+                            const scalar_t* __restrict__ bias, const View<scalar_t> output, const int columns,
+                            const int run_length, const int runs, const int tiles, const int block_channels,
+                            const int channel_blocks, const int out_channels_per_group) {
+  __shared__ Block block;
   extern __shared__ __align__(16) unsigned char shared[];
   const int run = SPECIALIZED(LENGTH, run_length);
   accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [kd][tap of h][tap of w][channel]
@@ -173,31 +183,42 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
     weights[i] = to_accum(*weight.at(co / out_channels_per_group, co % out_channels_per_group, d.first_tap + kd * d.tap_step,
                                      tap / tw.kernel, tap % tw.kernel));
   }
+  if (threadIdx.x == 0) {
+    block = {d,
+             (d.first_output + problem.padding[0]) / problem.stride[0] - d.first_offset,
+             divisor_of(columns),
+             divisor_of(runs),
+             divisor_of(channels),
+             n,
+             first_channel};
+  }
   __syncthreads();
 
-  const Divisor by_columns = divisor_of(columns), by_runs = divisor_of(runs), by_channels = divisor_of(channels);
-  const int origin_d = (d.first_output + problem.padding[0]) / problem.stride[0] - d.first_offset;
-  const bool channels_together = output.stride[1] == 1;
 #pragma unroll 1
   for (int i = 0; i < channels; ++i) {
-    const int item = i * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x);
-    const int channel = channels_together ? item - by_channels.quotient(item) * channels : i;
-    const int position = tile * 32 * BLOCK_WARPS + (channels_together ? by_channels.quotient(item) : static_cast<int>(threadIdx.x));
-    const int line = by_columns.quotient(position), place_d = by_runs.quotient(line);
-    if (place_d >= d.outputs) continue;
+    forget_memory();
+    // Where channels lie together in memory, neighbouring threads have neighbouring channels.
+    int channel = i, position = tile * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x);
+    if (output.stride[1] == 1) {
+      const int item = i * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x);
+      channel = item - block.channels.quotient(item) * channels;
+      position = tile * 32 * BLOCK_WARPS + block.channels.quotient(item);
+    }
+    const int line = block.columns.quotient(position), column = position - line * columns;
+    const int place_d = block.runs.quotient(line);
+    if (place_d >= block.d.outputs) continue;
     const int q_h = problem.padding[1] / th.stride + (line - place_d * runs) * run;
-    const int q_w = problem.padding[2] / tw.stride + position - line * columns;
-    const int co = first_channel + channel;
+    const int q_w = problem.padding[2] / tw.stride + column, co = block.first_channel + channel;
 
     accum_t sums[SUMS];
     const accum_t start = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
 #pragma unroll
     for (int s = 0; s < run * th.stride * tw.stride; ++s) sums[s] = start;
 #pragma unroll 1
-    for (int kd = 0; kd < d.taps; ++kd) {
-      const int in_d = origin_d + place_d - kd * d.offset_step;
+    for (int kd = 0; kd < block.d.taps; ++kd) {
+      const int in_d = block.origin_d + place_d - kd * block.d.offset_step;
       if (in_d < 0 || in_d >= problem.input_size[0]) continue;
-      const scalar_t* plane = input.at(n, co / out_channels_per_group, in_d, q_h, q_w);
+      const scalar_t* plane = input.at(block.n, co / out_channels_per_group, in_d, q_h, q_w);
       const accum_t* taps = weights + kd * taps_hw * channels + channel;
       if (input.stride[4] == 1) {
         multiply<true>(sums, th, tw, run, problem, input, plane, q_h, q_w, taps, channels);
@@ -206,8 +227,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
       }
     }
 
-    const int o_h = q_h * th.stride - problem.padding[1], o_w = (position - line * columns) * tw.stride;
-    scalar_t* y = output.at(n, co, d.first_output + place_d * problem.stride[0], o_h, o_w);
+    const int o_h = q_h * th.stride - problem.padding[1], o_w = column * tw.stride;
+    scalar_t* y = output.at(block.n, co, block.d.first_output + place_d * problem.stride[0], o_h, o_w);
 #pragma unroll
     for (int row = 0; row < run * th.stride; ++row, y += output.stride[3]) {
       if (o_h + row < 0 || o_h + row >= problem.output_size[1]) continue;

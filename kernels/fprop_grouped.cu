@@ -44,6 +44,7 @@ shared_bytes = "weight_bytes"
 // cache holds it. Only weights are in shared memory, as [kd][kh][ci][tap of w][8 channels]: all lanes read the same 16 bytes.
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/forget_memory.cuh"
 #include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
@@ -87,9 +88,6 @@ struct alignas(LENGTH * sizeof(scalar_t)) Vector {
 };
 constexpr int CHANNEL_VECTOR = 16 / sizeof(scalar_t);
 
-// Read shared memory anew from here on, where the compiler would keep values in registers throughout a loop and spill them.
-__device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
-
 struct alignas(16) Weights {
   accum_t channel[4];
 };
@@ -100,7 +98,7 @@ struct Block {
   int origin_d, origin_h;  // the input of tap 0 and the class's first output
   Divisor columns, rows;
   int first_column, positions;
-  index_t input, output;  // where the first channel begins
+  index_t input, output;             // where the first channel begins
   int first_channel, live_channels;  // of the output
   bool input_vectors, output_vectors;
 };
@@ -165,7 +163,8 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
 }
 
 __device__ inline void gather_weights(accum_t* weights, const Problem& problem, const View<const scalar_t>& weight,
-                                      const AxisClass& d, const AxisClass& h, int group, int channels, int first_out, int out_channels) {
+                                      const AxisClass& d, const AxisClass& h, int group, int channels, int first_out,
+                                      int out_channels) {
   const int kernel = SPECIALIZED(KERNEL_W, problem.kernel_size[2]);
   const int count = d.taps * h.taps * channels * kernel * CHANNELS;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += 32 * BLOCK_WARPS) {
@@ -238,7 +237,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       block.live_channels = min(CHANNELS, out_channels_per_group - first_out);
       // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
       block.input_vectors = channels_are_vectors(input, input.data + block.input, in_channels_per_group);
-      block.output_vectors = block.live_channels == CHANNELS && channels_are_vectors(output, output.data + block.output, CHANNELS);
+      block.output_vectors =
+          block.live_channels == CHANNELS && channels_are_vectors(output, output.data + block.output, CHANNELS);
     }
   }
   __syncthreads();
