@@ -13,7 +13,7 @@ taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
 taps_h = "ceil_div(kernel_h, stride_h // gcd(stride_h, dilation_h))"
 columns = "ceil_div(output_w, stride_w)"
 positions = "ceil_div(output_d, stride_d) * ceil_div(output_h, stride_h) * columns"
-tiles = "ceil_div(positions, 32 * BLOCK_WARPS * min(POSITIONS, 2 * POSITIONS // stride_w))"
+tiles = "ceil_div(positions, 32 * BLOCK_WARPS * max(1, min(POSITIONS, 2 * POSITIONS // stride_w)))"
 block_tiles = "max(1, min(BLOCK_TILES, batch * groups * channel_tiles * classes * tiles // (32 * multiprocessors)))"
 runs = "ceil_div(tiles, block_tiles)"
 weight_bytes = "taps_d * taps_h * in_channels_per_group * kernel_w * 8 * 4"
@@ -86,7 +86,7 @@ template <int LENGTH>
 struct alignas(LENGTH * sizeof(scalar_t)) Vector {
   scalar_t element[LENGTH];
 };
-constexpr int CHANNEL_VECTOR = 16 / sizeof(scalar_t);
+constexpr int IN_VECTOR = 4, OUT_VECTOR = 16 / sizeof(scalar_t);  // 8 inputs of 16 bits would take too many registers
 
 struct alignas(16) Weights {
   accum_t channel[4];
@@ -177,21 +177,21 @@ __device__ inline void gather_weights(accum_t* weights, const Problem& problem, 
   }
 }
 
-// Whether `first` and all that lies a stride from it begin on a vector of neighbouring channels.
-template <class T>
+// Whether `first` and all that lies a stride from it begin on LENGTH neighbouring channels, aligned for one access.
+template <int LENGTH, class T>
 __device__ inline bool channels_are_vectors(const View<T>& view, const scalar_t* first, int channels) {
-  bool whole = view.stride[1] == 1 && channels % CHANNEL_VECTOR == 0 && reinterpret_cast<index_t>(first) % 16 == 0;
-  for (int a = 2; a < 5; ++a) whole = whole && view.stride[a] % CHANNEL_VECTOR == 0;
-  return whole;
+  bool whole = view.stride[1] == 1 && channels % LENGTH == 0;
+  for (int a = 2; a < 5; ++a) whole = whole && view.stride[a] % LENGTH == 0;
+  return whole && reinterpret_cast<index_t>(first) % sizeof(Vector<LENGTH>) == 0;
 }
 
 __device__ __forceinline__ void store_channels(const accum_t (&sums)[CHANNELS], scalar_t* y) {
 #pragma unroll
-  for (int c = 0; c < CHANNELS; c += CHANNEL_VECTOR) {
-    Vector<CHANNEL_VECTOR> out;
+  for (int c = 0; c < CHANNELS; c += OUT_VECTOR) {
+    Vector<OUT_VECTOR> out;
 #pragma unroll
-    for (int e = 0; e < CHANNEL_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
-    *reinterpret_cast<Vector<CHANNEL_VECTOR>*>(y + c) = out;
+    for (int e = 0; e < OUT_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
+    *reinterpret_cast<Vector<OUT_VECTOR>*>(y + c) = out;
   }
 }
 
@@ -236,9 +236,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       block.first_channel = first_channel;
       block.live_channels = min(CHANNELS, out_channels_per_group - first_out);
       // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
-      block.input_vectors = channels_are_vectors(input, input.data + block.input, in_channels_per_group);
+      block.input_vectors = channels_are_vectors<IN_VECTOR>(input, input.data + block.input, in_channels_per_group);
       block.output_vectors =
-          block.live_channels == CHANNELS && channels_are_vectors(output, output.data + block.output, CHANNELS);
+          block.live_channels == CHANNELS && channels_are_vectors<OUT_VECTOR>(output, output.data + block.output, CHANNELS);
     }
   }
   __syncthreads();
@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
           rows.input[i] = input.data + (block.input + d * input.stride[2] + h * input.stride[3] + w * input.stride[4]);
         }
         if (block.input_vectors) {
-          multiply<4, false>(sums, problem, input, in_channels_per_group, rows, taps);
+          multiply<IN_VECTOR, false>(sums, problem, input, in_channels_per_group, rows, taps);
         } else if (input.stride[4] == 1) {
           multiply<1, true>(sums, problem, input, in_channels_per_group, rows, taps);
         } else {
