@@ -27,6 +27,7 @@ BLOCK_WARPS = [2, 4, 8]
 BLOCK_TILES = [1, 2, 4, 8]
 POSITIONS = [2, 3, 4]
 RESIDENT_WARPS = [12, 16]
+UNROLL = [1, 2]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles * classes"
 block = "32 * BLOCK_WARPS"
@@ -58,6 +59,9 @@ shared_bytes = "weight_bytes"
 #endif
 #ifndef RESIDENT_WARPS
 #define RESIDENT_WARPS 16
+#endif
+#ifndef UNROLL
+#define UNROLL 1
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W
@@ -129,7 +133,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
   const int dilation = SPECIALIZED(DILATION_W, problem.dilation[2]), positions = min(POSITIONS, MOST_SUMS / stride);
   const int lead = SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]), width = problem.input_size[2];
   const index_t step = UNIT_STEP ? 1 : input.stride[4];
-#pragma unroll 1
+#pragma unroll(UNIT_STEP ? UNROLL : 1)
   for (int ci = 0; ci < channels; ci += LENGTH, weights += LENGTH * kernel * 2) {
 #pragma unroll(UNIT_STEP ? 64 : 1)
     for (int offset = lead > 0 ? -1 : 0; offset * stride <= (kernel - 1) * dilation - lead; ++offset) {
