@@ -8,9 +8,10 @@ STRIDE_H = "stride_h"
 STRIDE_W = "stride_w"
 DILATION_H = "dilation_h"
 DILATION_W = "dilation_w"
+LEAD_W = "padding_w % stride_w"
 [constants]
 rows = "(output_h - 1 + padding_h) // stride_h - padding_h // stride_h + 1"
-columns = "(output_w - 1 + padding_w) // stride_w - padding_w // stride_w + 1"
+columns = "ceil_div(output_w, stride_w)"
 run_length = "min(RUN, SUMS // (stride_h * stride_w)) if stride_h <= 4 and stride_w <= 4 else 1"
 runs = "ceil_div(rows, run_length)"
 positions = "ceil_div(output_d, stride_d) * runs * columns"
@@ -29,6 +30,7 @@ channel_blocks = "ceil_div(out_channels, block_channels)"
 BLOCK_WARPS = [2, 4, 8]
 BLOCK_CHANNELS = [4, 8, 16]
 RUN = [4, 8]
+RESIDENT_WARPS = [16, 20, 24]
 [[launch]]
 grid = "batch * channel_blocks * tiles * stride_d"
 block = "32 * BLOCK_WARPS"
@@ -37,12 +39,15 @@ shared_bytes = "block_channels * channel_bytes"
 // Depthwise (groups = in_channels, with a channel multiplier of up to 4). There is next to no arithmetic: what counts is how often
 // an input is loaded, and that nothing waits. Nothing is staged but weights; the L1 cache holds the inputs.
 //
-// On each axis o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride. A block has one residue of d, a
+// Along d and h o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride; along w the same holds for
+// o + padding % stride, so that pieces of a row begin where the row does. A block has one residue of d, a
 // tile of positions (d, run of h, q of w) and a few channels. A thread takes one of these channels and a run of neighbouring q of h,
 // with all residues of h and w: an input row, loaded once, serves all q of the run that it reaches and all their residues. Where
 // rows lie together in memory neighbouring lanes have neighbouring positions, where channels do they have neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/forget_memory.cuh"
+#include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -55,6 +60,9 @@ shared_bytes = "block_channels * channel_bytes"
 #endif
 #ifndef SUMS
 #define SUMS 16
+#endif
+#ifndef RESIDENT_WARPS
+#define RESIDENT_WARPS 16
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_H
@@ -75,28 +83,42 @@ shared_bytes = "block_channels * channel_bytes"
 #ifndef DILATION_W
 #define DILATION_W 1
 #endif
+#ifndef LEAD_W
+#define LEAD_W 1
+#endif
 
 #if defined(__CUDACC__)
 #define SPECIALIZED(macro, value) (macro)
 #else
 #define SPECIALIZED(macro, value) (value)
 #endif
-constexpr int MOST_ROWS = 64;  // that a run reads
+constexpr int MOST_ROWS = 64;                                                                   // that a run reads
 constexpr int LENGTH = STRIDE_H * STRIDE_W * RUN <= SUMS ? RUN : SUMS / (STRIDE_H * STRIDE_W);  // of a run
 static_assert(RUN <= 16, "the rows of a run and those its taps reach over are at most 64");
 static_assert(SUMS >= 16, "a stride of 4 along h and w has 16 residues");
-constexpr int RESIDENT_WARPS = sizeof(accum_t) == 8 ? 16 : 32;
+constexpr int BLOCKS = (sizeof(accum_t) == 8 ? 8 : RESIDENT_WARPS) / BLOCK_WARPS;  // on a multiprocessor
+constexpr int UNROLL = KERNEL_H * KERNEL_W <= 16 && DILATION_H * DILATION_W == 1 ? 8 : 1;
 
 // The numbers of a problem that the GPU's binary knows, for the axes h and w.
 struct Taps {
-  int kernel, stride, dilation;
+  int kernel, stride, dilation, lead;  // o + padding - padding / stride * stride = q*stride + r + lead
 
-  __device__ int reach() const { return (kernel - 1) * dilation / stride; }  // from q down to the last input
+  // Inputs from nearest() to reach() below q have taps.
+  __device__ int nearest() const { return lead > 0 ? -1 : 0; }
+  __device__ int reach() const { return ((kernel - 1) * dilation - lead + stride) / stride - 1; }
   // The tap that leads from an input `offset` below q to residue r, or -1.
   __device__ int tap(int offset, int r) const {
-    const int scaled = offset * stride + r;
-    return offset >= 0 && scaled % dilation == 0 && scaled / dilation < kernel ? scaled / dilation : -1;
+    const int scaled = offset * stride + r + lead;
+    return scaled >= 0 && scaled % dilation == 0 && scaled / dilation < kernel ? scaled / dilation : -1;
   }
+};
+
+// What all threads of a block have in common. In shared memory, because registers are for inputs and sums.
+struct Block {
+  AxisClass d;
+  int origin_d;  // the input of tap 0 and the class's first output
+  Divisor columns, runs, channels;
+  int n, first_channel;
 };
 
 // sums[(q of the run * stride_h + r_h) * stride_w + r_w] += the products of one plane of inputs. `plane` is column w, tap 0 of the
@@ -107,8 +129,8 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[SUMS], const Taps& th, 
                                          const accum_t* weights, int channels) {
   const index_t step_h = input.stride[3], step_w = UNIT_STEP ? 1 : input.stride[4];
   const int reach = th.reach();
-#pragma unroll
-  for (int offset_w = 0; offset_w <= tw.reach(); ++offset_w) {
+#pragma unroll(UNROLL)
+  for (int offset_w = tw.nearest(); offset_w <= tw.reach(); ++offset_w) {
     const bool inside = static_cast<unsigned>(w - offset_w) < static_cast<unsigned>(problem.input_size[2]);
     accum_t x[MOST_ROWS];
 #pragma unroll
@@ -131,18 +153,19 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[SUMS], const Taps& th, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
     convt3d_fprop_depthwise(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
-                            const scalar_t* __restrict__ bias, const View<scalar_t> output, const int columns, const int run_length,
-                            const int runs, const int tiles, const int block_channels, const int channel_blocks,
-                            const int out_channels_per_group) {
+                            const scalar_t* __restrict__ bias, const View<scalar_t> output, const int columns,
+                            const int run_length, const int runs, const int tiles, const int block_channels,
+                            const int channel_blocks, const int out_channels_per_group) {
+  __shared__ Block block;
   extern __shared__ __align__(16) unsigned char shared[];
   const int run = SPECIALIZED(LENGTH, run_length);
   accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [kd][tap of h][tap of w][channel]
   const Taps th = {SPECIALIZED(KERNEL_H, problem.kernel_size[1]), SPECIALIZED(STRIDE_H, problem.stride[1]),
-                   SPECIALIZED(DILATION_H, problem.dilation[1])};
+                   SPECIALIZED(DILATION_H, problem.dilation[1]), 0};
   const Taps tw = {SPECIALIZED(KERNEL_W, problem.kernel_size[2]), SPECIALIZED(STRIDE_W, problem.stride[2]),
-                   SPECIALIZED(DILATION_W, problem.dilation[2])};
+                   SPECIALIZED(DILATION_W, problem.dilation[2]), SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2])};
 
   // blockIdx.x = ((n * channel_blocks + channel block) * tiles + tile) * stride_d + residue of d
   unsigned rest = blockIdx.x;
@@ -160,31 +183,42 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
     weights[i] = to_accum(*weight.at(co / out_channels_per_group, co % out_channels_per_group, d.first_tap + kd * d.tap_step,
                                      tap / tw.kernel, tap % tw.kernel));
   }
+  if (threadIdx.x == 0) {
+    block = {d,
+             (d.first_output + problem.padding[0]) / problem.stride[0] - d.first_offset,
+             divisor_of(columns),
+             divisor_of(runs),
+             divisor_of(channels),
+             n,
+             first_channel};
+  }
   __syncthreads();
 
-  const Divisor by_columns = divisor_of(columns), by_runs = divisor_of(runs), by_channels = divisor_of(channels);
-  const int origin_d = (d.first_output + problem.padding[0]) / problem.stride[0] - d.first_offset;
-  const bool channels_together = output.stride[1] == 1;
 #pragma unroll 1
   for (int i = 0; i < channels; ++i) {
-    const int item = i * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x);
-    const int channel = channels_together ? item - by_channels.quotient(item) * channels : i;
-    const int position = tile * 32 * BLOCK_WARPS + (channels_together ? by_channels.quotient(item) : static_cast<int>(threadIdx.x));
-    const int line = by_columns.quotient(position), place_d = by_runs.quotient(line);
-    if (place_d >= d.outputs) continue;
+    forget_memory();
+    // Where channels lie together in memory, neighbouring threads have neighbouring channels.
+    int channel = i, position = tile * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x);
+    if (output.stride[1] == 1) {
+      const int item = i * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x);
+      channel = item - block.channels.quotient(item) * channels;
+      position = tile * 32 * BLOCK_WARPS + block.channels.quotient(item);
+    }
+    const int line = block.columns.quotient(position), column = position - line * columns;
+    const int place_d = block.runs.quotient(line);
+    if (place_d >= block.d.outputs) continue;
     const int q_h = problem.padding[1] / th.stride + (line - place_d * runs) * run;
-    const int q_w = problem.padding[2] / tw.stride + position - line * columns;
-    const int co = first_channel + channel;
+    const int q_w = problem.padding[2] / tw.stride + column, co = block.first_channel + channel;
 
     accum_t sums[SUMS];
     const accum_t start = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
 #pragma unroll
     for (int s = 0; s < run * th.stride * tw.stride; ++s) sums[s] = start;
 #pragma unroll 1
-    for (int kd = 0; kd < d.taps; ++kd) {
-      const int in_d = origin_d + place_d - kd * d.offset_step;
+    for (int kd = 0; kd < block.d.taps; ++kd) {
+      const int in_d = block.origin_d + place_d - kd * block.d.offset_step;
       if (in_d < 0 || in_d >= problem.input_size[0]) continue;
-      const scalar_t* plane = input.at(n, co / out_channels_per_group, in_d, q_h, q_w);
+      const scalar_t* plane = input.at(block.n, co / out_channels_per_group, in_d, q_h, q_w);
       const accum_t* taps = weights + kd * taps_hw * channels + channel;
       if (input.stride[4] == 1) {
         multiply<true>(sums, th, tw, run, problem, input, plane, q_h, q_w, taps, channels);
@@ -193,15 +227,12 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       }
     }
 
-    const int o_h = q_h * th.stride - problem.padding[1], o_w = q_w * tw.stride - problem.padding[2];
-    scalar_t* y = output.at(n, co, d.first_output + place_d * problem.stride[0], o_h, o_w);
+    const int o_h = q_h * th.stride - problem.padding[1], o_w = column * tw.stride;
+    scalar_t* y = output.at(block.n, co, block.d.first_output + place_d * problem.stride[0], o_h, o_w);
 #pragma unroll
     for (int row = 0; row < run * th.stride; ++row, y += output.stride[3]) {
       if (o_h + row < 0 || o_h + row >= problem.output_size[1]) continue;
-#pragma unroll
-      for (int r = 0; r < tw.stride; ++r) {
-        if (o_w + r >= 0 && o_w + r < problem.output_size[2]) y[r * output.stride[4]] = to_scalar(sums[row * tw.stride + r]);
-      }
+      store_piece(&sums[row * tw.stride], tw.stride, y, output.stride[4], problem.output_size[2] - o_w);
     }
   }
 }

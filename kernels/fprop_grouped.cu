@@ -5,14 +5,15 @@ dtypes = ["fp32", "fp16", "bf16"]
 KERNEL_W = "kernel_w"
 STRIDE_W = "stride_w"
 DILATION_W = "dilation_w"
+LEAD_W = "padding_w % stride_w"
 [constants]
 channel_tiles = "ceil_div(out_channels_per_group, 8)"
 classes = "stride_d * stride_h"
 taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
 taps_h = "ceil_div(kernel_h, stride_h // gcd(stride_h, dilation_h))"
-columns = "(output_w - 1 + padding_w) // stride_w - padding_w // stride_w + 1"
+columns = "ceil_div(output_w, stride_w)"
 positions = "ceil_div(output_d, stride_d) * ceil_div(output_h, stride_h) * columns"
-tiles = "ceil_div(positions, 32 * BLOCK_WARPS * min(POSITIONS, 2 * POSITIONS // stride_w))"
+tiles = "ceil_div(positions, 32 * BLOCK_WARPS * max(1, min(POSITIONS, 2 * POSITIONS // stride_w)))"
 block_tiles = "max(1, min(BLOCK_TILES, batch * groups * channel_tiles * classes * tiles // (32 * multiprocessors)))"
 runs = "ceil_div(tiles, block_tiles)"
 weight_bytes = "taps_d * taps_h * in_channels_per_group * kernel_w * 8 * 4"
@@ -26,6 +27,7 @@ BLOCK_WARPS = [2, 4, 8]
 BLOCK_TILES = [1, 2, 4, 8]
 POSITIONS = [2, 3, 4]
 RESIDENT_WARPS = [12, 16]
+UNROLL = [1, 2]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles * classes"
 block = "32 * BLOCK_WARPS"
@@ -34,13 +36,17 @@ shared_bytes = "weight_bytes"
 // Groups of few channels. Such a layer is bound by its stores, so nothing is staged and nothing waits: a thread reads its inputs
 // straight from memory, and keeps the sums of all residues of w for 8 output channels, which it stores itself.
 //
-// On each axis o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride. A block has one residue of d
-// and of h; a thread has several positions (d, h, q) and all r of w: one input feeds an output of each r that has a tap for it.
+// Along d and h o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride; a block has one r of each. Along
+// w o = q*stride + r, so that pieces of a row begin where the row does, and tap t feeds o through input
+// q + padding/stride - (t*dilation - r - padding%stride)/stride; a thread has all r of several positions (d, h, q): one input feeds an
+// output of each r that has a tap for it.
 // Positions are counted over rows and planes alike, so that short rows leave no lane idle, and neighbouring lanes have neighbouring
 // positions: a load or store of a warp is a piece of a row. Every row is read again by other taps, channels and warps; the L1
 // cache holds it. Only weights are in shared memory, as [kd][kh][ci][tap of w][8 channels]: all lanes read the same 16 bytes.
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/forget_memory.cuh"
+#include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -54,6 +60,9 @@ shared_bytes = "weight_bytes"
 #ifndef RESIDENT_WARPS
 #define RESIDENT_WARPS 16
 #endif
+#ifndef UNROLL
+#define UNROLL 1
+#endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W
 #define KERNEL_W 3
@@ -64,6 +73,9 @@ shared_bytes = "weight_bytes"
 #ifndef DILATION_W
 #define DILATION_W 1
 #endif
+#ifndef LEAD_W
+#define LEAD_W 1
+#endif
 
 #if defined(__CUDACC__)
 #define SPECIALIZED(macro, value) (macro)
@@ -72,18 +84,13 @@ shared_bytes = "weight_bytes"
 #endif
 
 constexpr int CHANNELS = 8, MOST_SUMS = 2 * POSITIONS;  // of a channel
-// Blocks on a multiprocessor: a stride of 4 along w takes a few registers more.
-constexpr int BLOCKS = (STRIDE_W < 4 ? RESIDENT_WARPS : RESIDENT_WARPS * 3 / 4) / BLOCK_WARPS;
 static_assert(POSITIONS >= 1 && POSITIONS <= 8, "each position has registers of its own");
 
 template <int LENGTH>
 struct alignas(LENGTH * sizeof(scalar_t)) Vector {
   scalar_t element[LENGTH];
 };
-constexpr int CHANNEL_VECTOR = 16 / sizeof(scalar_t);
-
-// Read shared memory anew from here on, where the compiler would keep values in registers throughout a loop and spill them.
-__device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
+constexpr int IN_VECTOR = 4, OUT_VECTOR = 16 / sizeof(scalar_t);  // 8 inputs of 16 bits would take too many registers
 
 struct alignas(16) Weights {
   accum_t channel[4];
@@ -95,7 +102,7 @@ struct Block {
   int origin_d, origin_h;  // the input of tap 0 and the class's first output
   Divisor columns, rows;
   int first_column, positions;
-  index_t input, output;  // where the first channel begins
+  index_t input, output;             // where the first channel begins
   int first_channel, live_channels;  // of the output
   bool input_vectors, output_vectors;
 };
@@ -124,12 +131,12 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
                                          const View<const scalar_t>& input, int channels, Rows& rows, const Weights* weights) {
   const int kernel = SPECIALIZED(KERNEL_W, problem.kernel_size[2]), stride = SPECIALIZED(STRIDE_W, problem.stride[2]);
   const int dilation = SPECIALIZED(DILATION_W, problem.dilation[2]), positions = min(POSITIONS, MOST_SUMS / stride);
-  const int width = problem.input_size[2];
+  const int lead = SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]), width = problem.input_size[2];
   const index_t step = UNIT_STEP ? 1 : input.stride[4];
-#pragma unroll 1
+#pragma unroll(UNIT_STEP ? UNROLL : 1)
   for (int ci = 0; ci < channels; ci += LENGTH, weights += LENGTH * kernel * 2) {
 #pragma unroll(UNIT_STEP ? 64 : 1)
-    for (int offset = 0; offset <= (kernel - 1) * dilation / stride; ++offset) {
+    for (int offset = lead > 0 ? -1 : 0; offset * stride <= (kernel - 1) * dilation - lead; ++offset) {
       Vector<LENGTH> x[POSITIONS];
 #pragma unroll
       for (int i = 0; i < positions; ++i) {
@@ -138,8 +145,8 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
       }
 #pragma unroll
       for (int r = 0; r < stride; ++r) {
-        const int scaled = offset * stride + r, tap = scaled / dilation;
-        if (scaled % dilation != 0 || tap >= kernel) continue;
+        const int scaled = offset * stride + r + lead, tap = scaled / dilation;
+        if (scaled < 0 || scaled % dilation != 0 || tap >= kernel) continue;
 #pragma unroll
         for (int e = 0; e < LENGTH; ++e) {
 #pragma unroll
@@ -160,7 +167,8 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
 }
 
 __device__ inline void gather_weights(accum_t* weights, const Problem& problem, const View<const scalar_t>& weight,
-                                      const AxisClass& d, const AxisClass& h, int group, int channels, int first_out, int out_channels) {
+                                      const AxisClass& d, const AxisClass& h, int group, int channels, int first_out,
+                                      int out_channels) {
   const int kernel = SPECIALIZED(KERNEL_W, problem.kernel_size[2]);
   const int count = d.taps * h.taps * channels * kernel * CHANNELS;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += 32 * BLOCK_WARPS) {
@@ -173,34 +181,25 @@ __device__ inline void gather_weights(accum_t* weights, const Problem& problem, 
   }
 }
 
-// Whether `first` and all that lies a stride from it begin on a vector of neighbouring channels.
-template <class T>
+// Whether `first` and all that lies a stride from it begin on LENGTH neighbouring channels, aligned for one access.
+template <int LENGTH, class T>
 __device__ inline bool channels_are_vectors(const View<T>& view, const scalar_t* first, int channels) {
-  bool whole = view.stride[1] == 1 && channels % CHANNEL_VECTOR == 0 && reinterpret_cast<index_t>(first) % 16 == 0;
-  for (int a = 2; a < 5; ++a) whole = whole && view.stride[a] % CHANNEL_VECTOR == 0;
-  return whole;
+  bool whole = view.stride[1] == 1 && channels % LENGTH == 0;
+  for (int a = 2; a < 5; ++a) whole = whole && view.stride[a] % LENGTH == 0;
+  return whole && reinterpret_cast<index_t>(first) % sizeof(Vector<LENGTH>) == 0;
 }
 
-__device__ __forceinline__ void store(const accum_t (&sums)[CHANNELS], scalar_t* y, index_t step, const Block& block) {
-  if (block.output_vectors) {
+__device__ __forceinline__ void store_channels(const accum_t (&sums)[CHANNELS], scalar_t* y) {
 #pragma unroll
-    for (int c = 0; c < CHANNELS; c += CHANNEL_VECTOR) {
-      Vector<CHANNEL_VECTOR> out;
+  for (int c = 0; c < CHANNELS; c += OUT_VECTOR) {
+    Vector<OUT_VECTOR> out;
 #pragma unroll
-      for (int e = 0; e < CHANNEL_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
-      *reinterpret_cast<Vector<CHANNEL_VECTOR>*>(y + c) = out;
-    }
-    return;
-  }
-  const int live_channels = block.live_channels;
-#pragma unroll
-  for (int c = 0; c < CHANNELS; ++c, y += step) {
-    const scalar_t sum = to_scalar(sums[c]);
-    if (c < live_channels) *y = sum;
+    for (int e = 0; e < OUT_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
+    *reinterpret_cast<Vector<OUT_VECTOR>*>(y + c) = out;
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
     convt3d_fprop_grouped(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                           const scalar_t* __restrict__ bias, const View<scalar_t> output, const int channel_tiles,
                           const int columns, const int runs, const int block_tiles, const int in_channels_per_group,
@@ -241,8 +240,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
       block.first_channel = first_channel;
       block.live_channels = min(CHANNELS, out_channels_per_group - first_out);
       // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
-      block.input_vectors = channels_are_vectors(input, input.data + block.input, in_channels_per_group);
-      block.output_vectors = block.live_channels == CHANNELS && channels_are_vectors(output, output.data + block.output, CHANNELS);
+      block.input_vectors = channels_are_vectors<IN_VECTOR>(input, input.data + block.input, in_channels_per_group);
+      block.output_vectors =
+          block.live_channels == CHANNELS && channels_are_vectors<OUT_VECTOR>(output, output.data + block.output, CHANNELS);
     }
   }
   __syncthreads();
@@ -279,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
           rows.input[i] = input.data + (block.input + d * input.stride[2] + h * input.stride[3] + w * input.stride[4]);
         }
         if (block.input_vectors) {
-          multiply<4, false>(sums, problem, input, in_channels_per_group, rows, taps);
+          multiply<IN_VECTOR, false>(sums, problem, input, in_channels_per_group, rows, taps);
         } else if (input.stride[4] == 1) {
           multiply<1, true>(sums, problem, input, in_channels_per_group, rows, taps);
         } else {
@@ -294,13 +294,23 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
       forget_memory();
       if (first + 32 * i >= block.positions) continue;
       const Place place = place_of(first + 32 * i, block);
-      const int w = (block.first_column + place.column) * stride - problem.padding[2];
+      const int w = place.column * stride;
       scalar_t* y = output.data + (block.output + place.d * problem.stride[0] * output.stride[2] +
                                    place.h * problem.stride[1] * output.stride[3] + w * output.stride[4]);
+      if (block.output_vectors) {
 #pragma unroll
-      for (int r = 0; r < stride; ++r) {
-        if (w + r < 0 || w + r >= problem.output_size[2]) continue;
-        store(sums[i * stride + r], y + r * output.stride[4], output.stride[1], block);
+        for (int r = 0; r < stride; ++r) {
+          if (w + r < problem.output_size[2]) store_channels(sums[i * stride + r], y + r * output.stride[4]);
+        }
+        continue;
+      }
+      const int live_channels = block.live_channels, live = problem.output_size[2] - w;
+#pragma unroll
+      for (int c = 0; c < CHANNELS; ++c, y += output.stride[1]) {
+        accum_t piece[MOST_SUMS];
+#pragma unroll
+        for (int r = 0; r < stride; ++r) piece[r] = sums[i * stride + r][c];
+        store_piece(piece, stride, y, output.stride[4], c < live_channels ? live : 0);
       }
     }
   }

@@ -103,17 +103,25 @@ SIMT_TAILS = {
     "planes outside": ["n1_c2to8_i3x4x4_k7x1x1", "n1_c2to8_i2x4x4_k3x1x1_d4x1x1", "n1_c1to8_i1x2x2_k2x1x1_op3x0x0_d4x1x1"],
 }
 GROUPED_TAILS = {
-    "quads": [f"n1_c8to8_i1x1x{w}_k1x1x3_s1x1x2_p0x0x1_g2" for w in (1, 2, 3, 4, 5, 511, 512, 513, 1025)],
+    "positions": [f"n1_c8to8_i1x1x{w}_k1x1x3_s1x1x2_p0x0x1_g2" for w in (1, 2, 31, 32, 33, 511, 512, 513, 1025)],
+    "tiles of a block": ["n2_c4to4_i9x20x30_k3_p1_g4", "n1_c4to4_i1x1x8191_k1x1x3_p0x0x1_g2"],
     "rows": [f"n2_c4to4_i{d}x5x33_k3_s2_p1_op1_g4" for d in (3, 4, 5)],
-    "channels": [f"n1_c{2 * c}to{2 * o}_i2x3x5_k3_s2_p1_g2" for c, o in ((1, 1), (3, 7), (8, 8), (5, 9), (16, 16), (2, 15))],
+    "channels": [f"n1_c{2 * c}to{2 * o}_i2x3x5_k3_s2_p1_g2" for c, o in ((1, 1), (3, 7), (4, 8), (8, 8), (5, 9), (16, 16), (2, 15))],
     "taps along w": [f"n1_c4to4_i2x3x16_k3x3x{k}_s2x1x{s}_p1_g{g}" for k in (2, 3, 5, 7, 8, 9) for s in (1, 2) for g in (2, 4)],
-    "whole vectors": [f"n1_c4to8_i2x5x64_k3_s1x1x{s}_p1x1x{p}_g4" for s in (1, 2) for p in (0, 1, 2)],
+    "pairs": [f"n1_c4to8_i2x5x{w}_k4_s1x1x{s}_p1x1x{p}_g4" for w in (8, 9) for s in (1, 2, 3, 4) for p in (0, 1, 2, 3)],
+    "no tap": ["n1_c4to4_i3_k1_s2_g2_bias", "n1_c4to4_i3_k1x2x1_s3x4x4_g2_bias", "n1_c4to4_i4_k3_s2_d2_g2_bias"],
+    "lcm(stride, dilation)": [f"n1_c4to4_i5x4x9_k3_s{s}_p2_d{d}_g2" for s, d in ((2, 3), (3, 2), (4, 2), (4, 3))],
 }
 DEPTHWISE_TAILS = {
-    "quads": [f"n1_c2to4_i1x1x{w}_k1x1x3_s1x1x{s}_p0x0x1_g2" for w in (1, 3, 4, 5, 2047, 2048, 2049, 3073) for s in (1, 2)],
+    "positions": [f"n1_c2to4_i1x1x{w}_k1x1x3_s1x1x{s}_p0x0x1_g2" for w in (1, 31, 32, 33, 127, 128, 129, 257) for s in (1, 2)],
+    "runs": [f"n2_c3to3_i2x{h}x5_k3_s1x{s}x1_p1_g3" for h in (1, 3, 4, 5, 7, 8, 9) for s in (1, 2, 3, 4)],
     "rows": [f"n2_c3to3_i{d}x5x33_k3_s2_p1_op1_g3" for d in (3, 4, 5)],
+    "channels of a block": [f"n1_c{c}to{c}_i2x3x5_k3_s2_p1_g{c}" for c in (2, 7, 8, 9, 17)],
     "multiplier": [f"n1_c3to{3 * m}_i2x3x5_k3_s2_p1_g3_bias" for m in (1, 2, 3, 4)],
     "taps along w": [f"n1_c2to2_i2x3x16_k3x3x{k}_s2x1x{s}_p1_g2" for k in (2, 3, 5, 7, 8, 9) for s in (1, 2)],
+    "pairs": [f"n1_c2to2_i2x5x{w}_k4_s1x2x{s}_p1x1x{p}_g2" for w in (8, 9) for s in (1, 2, 3, 4) for p in (0, 1, 2, 3)],
+    "no tap": ["n1_c2to2_i3_k1_s2_g2_bias", "n1_c2to2_i3_k1x2x1_s3x4x4_g2_bias", "n1_c2to2_i4_k3_s2_d2_g2_bias"],
+    "lcm(stride, dilation)": [f"n1_c2to2_i5x4x9_k3_s{s}_p2_d{d}_g2" for s, d in ((2, 3), (3, 2), (4, 2), (4, 3))],
 }
 PATCH_TAILS = {
     "voxels": [f"n1_c3to8_i1x1x{w}_k2_s2" for w in (1, 3, 4, 127, 128, 129, 255, 256, 257)],
