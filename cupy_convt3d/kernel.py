@@ -204,8 +204,13 @@ class Kernel:
         kinds = [p.kind for launch in self.launches for p in launch.parameters if p.name == tensor]
         return bool(kinds) and all(kind == "view" for kind in kinds)
 
-    def why_not(self, problem: Problem, dtype: str, arch: str | None = None) -> str | None:
-        """Return the one sentence that says why this kernel cannot do a problem (on that GPU), or None if it can."""
+    def why_not(
+        self, problem: Problem, dtype: str, arch: str | None = None, shared_limit: int | None = None
+    ) -> str | None:
+        """Return the one sentence that says why this kernel cannot do a problem (on that GPU), or None if it can.
+
+        `shared_limit` is the dynamic shared memory in bytes that the GPU gives a block at most.
+        """
         if arch is not None and arch not in self.architectures:
             return f"{self.name} is for {', '.join(self.architectures)}, not for {arch}"
         if dtype not in self.dtypes:
@@ -215,9 +220,12 @@ class Kernel:
             if not evaluate(rule, names):
                 return f"{self.name}: {reason}"
         try:
-            self.plan(problem, dtype)
+            plan = self.plan(problem, dtype)
         except KernelError as error:
             return str(error)
+        needed = max((launch.shared_bytes for launch in plan.launches), default=0)
+        if shared_limit is not None and needed > shared_limit:
+            return f"{self.name}: a block needs {needed} bytes of shared memory, this GPU gives it {shared_limit}"
         return None
 
     def require(self, problem: Problem, dtype: str, arch: str | None = None) -> None:

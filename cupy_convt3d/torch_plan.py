@@ -16,9 +16,10 @@ import torch
 from . import torch_library
 from .arrays import Array, TorchLibrary
 from .backends.base import Prepared, TensorRef
+from .choice import Choice, backend_for, decide
 from .errors import ProblemError
 from .kernel import TENSORS, Kernel
-from .ops import Choice, backend_for, check_alike, decide, is_channels_last
+from .ops import check_alike
 from .problem import Problem, Triple
 
 Geometry = tuple[Triple, Triple, Triple, int, Triple]  # stride, padding, output_padding, groups, dilation
@@ -99,7 +100,7 @@ def problem_of(
 def keeps_channels_last(pass_name: str, first: Any, second: Any) -> bool:
     """Whether a pass's result has channels_last_3d strides: a volume's does if one of the operands has them."""
     refs = (TensorRef(0, tuple(tensor.shape), tuple(tensor.stride())) for tensor in (first, second))
-    return pass_name != "wgrad" and any(map(is_channels_last, refs))
+    return pass_name != "wgrad" and any(ref.is_channels_last for ref in refs)
 
 
 def _make(
@@ -120,7 +121,7 @@ def _make(
     check_alike(arrays)
     problem = problem_of(pass_name, tensors, shape, geometry)
     chosen: Any = _user_kernels.get(algorithm, algorithm)
-    choice = decide(pass_name, problem, next(iter(arrays.values())), chosen, fp32_precision, backend)
+    choice = decide(pass_name, problem, arrays, chosen, fp32_precision, backend)
     layout = torch.channels_last_3d if keeps_channels_last(pass_name, first, second) else torch.contiguous_format
     shapes, written = problem.shapes(pass_name)
     strides = torch.empty(shapes[written], device="meta", memory_format=layout).stride()

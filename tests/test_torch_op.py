@@ -414,9 +414,9 @@ def test_inference_mode() -> None:
 def test_a_cuda_tensor_without_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from cupy_convt3d import ops
+    from cupy_convt3d import choice
 
-    ops.backend_for.cache_clear()
+    choice.backend_for.cache_clear()
     torch_plan._plans.clear()
     monkeypatch.setitem(sys.modules, "cupy", None)
     x, w, b = tensors(X, W, B, device="cuda", grad=False)

@@ -35,6 +35,28 @@ class TensorRef:
             expected *= size
         return True
 
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether torch's `suggest_memory_format` says channels_last_3d (c10/core/MemoryFormat.h): ambiguous strides do not."""
+        if len(self.shape) not in (4, 5) or 0 in self.shape:
+            return False
+        ref = self.with_batch()
+        if ref.strides[1] == 0:
+            return False
+        smallest = 0
+        for axis in (1, 4, 3, 2, 0):
+            step = ref.strides[axis]
+            if step < smallest or (axis == 0 and smallest == ref.strides[1]):
+                return False
+            smallest = step * max(1, ref.shape[axis])
+        return True
+
+    def with_batch(self) -> TensorRef:
+        """Return a volume with its batch: an unbatched one gets the stride that `torch.Tensor.unsqueeze(0)` gives it."""
+        if len(self.shape) == 5:
+            return self
+        return TensorRef(self.pointer, (1, *self.shape), (self.shape[0] * self.strides[0], *self.strides))
+
 
 class _View(ctypes.Structure):
     _fields_ = (("value", ctypes.c_void_p), ("stride", ctypes.c_longlong * 5))  # the address is `value`, as in c_void_p
@@ -84,6 +106,7 @@ class Backend(ABC):
     device_name = "unknown"  # as results and the tuning database name it
     arch: Any = None  # str: the GPU's, such as "sm_90a"
     multiprocessors = HOST_MULTIPROCESSORS
+    shared_limit: int | None = None  # bytes of dynamic shared memory that a block may ask for; None: no limit is known
 
     @abstractmethod
     def compile(self, instance: Instance) -> Module:
@@ -105,6 +128,10 @@ class Backend(ABC):
     def instance(self, kernel: Kernel, dtype: str, plan: Plan) -> Instance:
         """Return what is to be compiled for a plan: on a GPU a binary of its own for each specialization."""
         return Instance(kernel, dtype, plan.specialization if self.arch else ())
+
+    def why_not(self, kernel: Kernel, problem: Problem, dtype: str) -> str | None:
+        """Return the one sentence that says why a kernel cannot do a problem here, or None if it can."""
+        return kernel.why_not(problem, dtype, self.arch, self.shared_limit)
 
     @abstractmethod
     def capabilities(self) -> dict[str, str]:
@@ -134,7 +161,8 @@ class Prepared:
     """
 
     def __init__(self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef]) -> None:
-        kernel.require(problem, dtype, backend.arch)
+        if reason := backend.why_not(kernel, problem, dtype):
+            raise KernelError(reason)
         plan = kernel.plan(problem, dtype, backend.multiprocessors)
         self._module = backend.compile(backend.instance(kernel, dtype, plan))
         itemsize = DTYPES[dtype].accumulate.itemsize

@@ -99,6 +99,7 @@ class CudaBackend(Backend):
         self.arch = architecture(properties["major"], properties["minor"])
         self._modules: dict[Instance, CudaModule] = {}
         self.multiprocessors = properties["multiProcessorCount"]
+        self.shared_limit = properties["sharedMemPerBlockOptin"]
         self._flush: Any = None
 
     def compile(self, instance: Instance) -> CudaModule:
