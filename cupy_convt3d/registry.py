@@ -11,7 +11,7 @@ from .kernel import Kernel
 from .source import kernel_directory
 
 _own: dict[str, Kernel] = {}  # registered in this process; they come before the files of the same name
-_revision = 0
+revision = 0  # grows with each `revise`
 
 
 @lru_cache(maxsize=4)
@@ -40,13 +40,13 @@ def register(kernel: Kernel, *, replace: bool = False) -> None:
 
 def revise() -> None:
     """Make whoever keeps an answer to "which kernel" ask again; called for a new kernel and for new tuning results."""
-    global _revision
-    _revision += 1
+    global revision
+    revision += 1
 
 
 def state() -> tuple[int, str | None]:
     """Return what changes with the answer to "which kernel". An edited file does not change it: too dear to ask at each call."""
-    return _revision, os.environ.get("CONVT3D_KERNELS")
+    return revision, os.environ.get("CONVT3D_KERNELS")
 
 
 def kernel(name: str) -> Kernel:

@@ -204,9 +204,9 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
     return compute, fake, differentiate, vectorize
 
 
-def _run(first: Any, second: Any, bias: Any, call: _Call) -> Any:
+def _run(first: Any, second: Any, bias: Any, call: _Call, keep: bool = False) -> Any:
     settings = (call.algorithm, call.fp32_precision, call.backend)
-    return run(call.pass_name, first, second, bias, call.shape, call.geometry, *settings)
+    return run(call.pass_name, first, second, bias, call.shape, call.geometry, *settings, keep)
 
 
 def _written_shape(first: Any, second: Any, bias: Any, call: _Call) -> tuple[Any, ...]:
@@ -265,7 +265,7 @@ def _dispatch(call: _Call, first: Any, second: Any, bias: Any = None) -> Any:
         return _Pass.apply(first, second, bias, call)
     plain = _is_plain(first) and _is_plain(second) and (bias is None or _is_plain(bias))
     if plain and not torch._C._len_torch_dispatch_stack():
-        return _run(first, second, bias, call)  # what the dispatcher would come to, without its 5 us
+        return _run(first, second, bias, call, keep=True)  # what the dispatcher would come to, without its 5 us
     return call.operator(first, second, bias)
 
 

@@ -210,7 +210,7 @@ def test_channels_last_rule_is_torchs_own(shape: tuple[int, ...]) -> None:
         torch.zeros(shape).transpose(2, 4),
     ):
         suggested = torch._prims_common.suggest_memory_format(tensor)
-        assert ops.is_channels_last(ct.arrays.read("input", tensor).ref) == (suggested == torch.channels_last_3d)
+        assert ct.arrays.read("input", tensor).ref.is_channels_last == (suggested == torch.channels_last_3d)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

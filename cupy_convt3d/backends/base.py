@@ -137,6 +137,10 @@ class Backend(ABC):
     def capabilities(self) -> dict[str, str]:
         """Return what is there: device, compiler, versions; for reports."""
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what is launched on a stream goes into a CUDA graph."""
+        return False
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for all launches; raises LaunchError if one of them failed."""
@@ -154,6 +158,7 @@ class Prepared:
 
     Attributes:
         workspace: bytes of each scratch tensor that the launches share, by name.
+        packs: the workspaces among them that are filled from the weight alone, and can be kept for the next call with it.
 
     Raises:
         KernelError: the kernel cannot do the problem (the text of `Kernel.why_not`).
@@ -170,6 +175,7 @@ class Prepared:
         refs = {**tensors, **{name: TensorRef(0, (numel,), (1,)) for name, numel in plan.workspace.items()}}
         launches = [launch for launch in plan.launches if 0 not in launch.grid]
         self._launches = [(launch, Arguments(launch, problem, refs)) for launch in launches]
+        self.packs = tuple(launch.packs for launch in launches if launch.packs is not None)
         self._addresses = [
             (parameter.name, value)
             for launch, arguments in self._launches

@@ -127,6 +127,9 @@ class CudaBackend(Backend):
             "cupy": self._cupy.__version__,
         }
 
+    def is_capturing(self, stream: int) -> bool:
+        return bool(self._cupy.cuda.runtime.streamIsCapturing(stream))
+
     def synchronize(self) -> None:
         try:
             self._cupy.cuda.Device(self.device).synchronize()
