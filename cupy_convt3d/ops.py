@@ -45,6 +45,10 @@ def conv_transpose3d(
     On torch tensors it is differentiable to any order, obeys autocast and can be traced, compiled and exported. The gradients use the
     same backend; an `algorithm` that names a kernel is the forward's, the gradients then take "auto".
 
+    Some kernels read the weight in an order of their own. Calls on torch tensors that record no gradient keep it in that order until
+    the weight changes (`forget_packed_weights` says what is noticed). Other libraries' arrays do not tell when they are written, so
+    each call with them, and each call with `out`, packs the weight anew.
+
     Input `i` and tap `t` feed output `o = i*stride - padding + t*dilation`; each output size is
     `(in - 1)*stride - 2*padding + dilation*(kernel - 1) + output_padding + 1`.
 

@@ -55,8 +55,8 @@ class Pack:
         self._joined = {stream}
 
     def serves(self, weight: Any, owner: object, version: int) -> bool:
-        made_for, made_of = self._made_for, self._alive[0]
-        return made_for[0] is owner and made_for[1:] == (version, weight.data_ptr()) and made_of() is weight
+        """Whether the weight is as it was packed, for this plan."""
+        return self._made_for == (owner, version, weight.data_ptr())
 
     def join(self, stream: int, device: int | None) -> None:
         """Make a stream wait until the weight is packed, and the memory wait for the stream; the host waits for neither."""

@@ -70,7 +70,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
     "one element": lambda w: w.__setitem__((0, 0, 0, 0, 0), 7.0),
     "copy_": lambda w: w.copy_(torch.ones(W)),
     "out=": lambda w: torch.mul(w, 3, out=w),
-    "our own out=": lambda w: ct.conv_transpose3d(torch.ones(4, 1, 1, 1, 1), torch.ones(1, 6, 3, 3, 3), algorithm="gather", backend="host", out=w),
+    "our own out=": lambda w: ct.conv_transpose3d(torch.ones(4, 1, 1, 1, 1), torch.ones(1, *W[1:]), algorithm="gather", out=w),
     "inference mode": lambda w: torch.inference_mode()(w.add_)(1),
     "foreach": lambda w: torch._foreach_add_([w], 1),
     "new memory": lambda w: setattr(w, "data", torch.ones(W)),
@@ -91,6 +91,15 @@ def test_a_changed_weight_is_packed_anew(change: str, packings: list[str]) -> No
     agrees(x, w)
     agrees(x, w)
     assert len(packings) == 2 and len(packs._packs) == 1
+
+
+def test_another_part_of_the_same_memory_is_another_weight() -> None:
+    x, w = tensors()
+    both = torch.stack([w, -w])
+    weight = torch.nn.Parameter(both[0])
+    agrees(x, weight)
+    weight.data = both[1]
+    agrees(x, weight)
 
 
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {}], ids=["fused", "foreach", "plain"])
