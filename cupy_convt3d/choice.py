@@ -125,8 +125,13 @@ def decide(
     if automatic:
         volumes = (array.ref for name, array in arrays.items() if name != "weight")
         layout = "channels_last" if any(ref.is_channels_last for ref in volumes) else "ncdhw"
-        # Of the libraries only torch lets a packed weight be kept.
-        taken = choose(runs_on, pass_name, problem, precision, layout, packed=is_torch)
+        try:
+            # Of the libraries only torch's calls keep a packed weight.
+            taken = choose(runs_on, pass_name, problem, precision, layout, packed=is_torch)
+        except KernelError:
+            if is_torch and backend is None:
+                return Choice(None, first.dtype, "torch", fp32)
+            raise
         return Choice(taken.kernel, taken.instance, where, fp32)
     kernel = _named(algorithm, pass_name)
     instance, reason = instance_for(kernel, problem, precision, runs_on)

@@ -118,7 +118,8 @@ def test_shared_memory_that_the_gpu_has_not_is_a_reason() -> None:
     assert taken("sm_90a", WIDE, "tf32", limit=227 << 10)[0] == "fprop_rolling_wgmma"
     found = choose(on("sm_90a", 99 << 10), "fprop", WIDE, "tf32")
     assert found.kernel is not None and found.kernel.name == "fprop_implicit_gemm_mma"
-    assert "bytes of shared memory, this GPU gives it 101376" in found.steps[-1]
+    needed = max(launch.shared_bytes for launch in registry.kernel("fprop_rolling_wgmma").plan(WIDE, "tf32").launches)
+    assert f"a block needs {needed} bytes of shared memory, this GPU gives it 101376" in found.steps[-1], "of the loosest instance"
     assert taken("sm_90a", WIDE, "tf32", limit=1 << 10)[0] in ("fprop_tiled", "fprop_residue", "fprop_gather")
 
 
@@ -204,6 +205,38 @@ def test_the_layout_and_whether_packing_counts_follow_the_arrays(own: Path, monk
     assert name(CupyLibrary(), "channels_last") == "fprop_gather"
 
 
+def test_torchs_plans_follow_what_is_tuned_and_registered_in_this_process(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from cupy_convt3d import torch_plan
+
+    planned: list[ct.Kernel] = []
+    init = torch_plan._KernelPlan.__init__
+
+    def spy(plan: Any, kernel: ct.Kernel, *rest: Any) -> None:
+        planned.append(kernel)
+        init(plan, kernel, *rest)
+
+    monkeypatch.setattr(torch_plan._KernelPlan, "__init__", spy)
+    monkeypatch.setattr(torch_plan, "_plans", {})
+    monkeypatch.setattr(registry, "_own", {})
+    x, w = torch.ones(SMALL.input_shape, dtype=torch.float16), torch.ones(SMALL.weight_shape, dtype=torch.float16)
+
+    def kernel(**options: Any) -> ct.Kernel:
+        for _ in range(2):
+            ct.conv_transpose3d(x, w, backend="host", **options)
+        (made,) = planned
+        planned.clear()
+        return made
+
+    assert kernel().name == "fprop_tiled"
+    Database([entry("fprop_residue", device=HostBackend().device_name, problem=str(SMALL), precision="fp16", instance="fp16")]).save(own)
+    assert kernel().name == "fprop_residue"
+    assert kernel(algorithm="gather").name == "fprop_gather"
+    mine = ct.Kernel.from_source(registry.kernel("fprop_gather").source, "fprop_gather")
+    registry.register(mine, replace=True)
+    assert kernel(algorithm="gather") is mine
+
+
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("pass_name", PASSES)
 def test_a_pass_is_left_to_torch_on_its_own_cuda_tensors_only(
@@ -225,6 +258,17 @@ def test_a_pass_is_left_to_torch_on_its_own_cuda_tensors_only(
     assert chosen(ct.arrays.TorchLibrary(), None, last) is registry.kernel(last)
     assert main(["info", "--why", str(SMALL)]) == 0
     assert (f"{pass_name} on torch's CUDA tensors: torch's own operator; it is slow" in capsys.readouterr().out) is left
+
+
+def test_torchs_tensors_fall_back_on_torch_where_no_kernel_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(choice, "LEFT_TO_TORCH", {})
+    monkeypatch.setattr(choice, "backend_for", lambda *_: on("sm_75"))
+    fallen = decide("fprop", WIDE, given(ct.arrays.TorchLibrary(), "cuda"), "auto", "ieee", None)
+    assert (fallen.kernel, fallen.backend) == (None, "torch")
+    for library, backend in ((ct.arrays.TorchLibrary(), "cuda"), (CupyLibrary(), None)):
+        with pytest.raises(ct.KernelError, match=r"fprop_gather is for sm_80, .*, not for sm_75"):
+            decide("fprop", WIDE, given(library, "cuda"), "auto", "ieee", backend)
 
 
 def test_fp32_precision_follows_torch() -> None:
