@@ -16,7 +16,7 @@ from .arrays import Array, require_cupy
 from .backends.base import Backend
 from .dtypes import allowed_instances
 from .errors import BackendError, KernelError, ProblemError, ProblemTypeError
-from .kernel import ARCHITECTURES, Kernel
+from .kernel import ARCHITECTURES, Kernel, Limits
 from .problem import Problem
 from .tuning import Question, Tuned
 
@@ -25,7 +25,7 @@ FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each w
 
 # The heuristic: kernels in the order in which they are tried on each architecture. The first that can do the problem is taken, in
 # the loosest of its instances that the precision allows. All are deterministic, and the last of each list takes every problem.
-_ONE_KIND_OF_LAYER = ("fprop_depthwise", "fprop_grouped", "fprop_patch")  # limited by stores, where tensor cores bring little
+_ONE_KIND_OF_LAYER = ("fprop_depthwise", "fprop_grouped", "fprop_patch_mma", "fprop_patch")
 _CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
 _FPROP = {
     "host": ("fprop_patch", *_CUDA_CORES),  # what is cheap to run on a CPU
@@ -157,7 +157,7 @@ def choose(
         KernelError: no kernel can do the problem; says why of each.
     """
     question = Question(backend.device_name, pass_name, precision, layout)
-    found = _choose(question, problem, packed, backend.arch, backend.shared_limit, registry.state(), tuning.state())
+    found = _choose(question, problem, packed, backend.arch, backend.limits, registry.state(), tuning.state())
     if found.kernel is None:
         raise KernelError("; ".join(found.passed_over) or f"no {pass_name} kernel is registered")
     return found
@@ -165,7 +165,7 @@ def choose(
 
 def instance_for(kernel: Kernel, problem: Problem, precision: str, backend: Backend) -> tuple[str | None, str]:
     """Return the loosest allowed dtype in which a kernel can do a problem on a backend, else None and the reason."""
-    return _instance_for(kernel, problem, precision, backend.arch, backend.shared_limit)
+    return _instance_for(kernel, problem, precision, backend.arch, backend.limits)
 
 
 def left_to_torch(pass_name: str) -> str | None:
@@ -179,18 +179,18 @@ def _choose(
     problem: Problem,
     packed: bool,
     arch: str | None,
-    shared_limit: int | None,
+    limits: Limits | None,
     *states: object,  # what the answer also depends on: the registered kernels and the database
 ) -> Automatic:
     known = registry.kernels(question.pass_name)
-    tuned = tuning.lookup(question, problem, packed=packed, arch=arch, shared_limit=shared_limit, kernels=known)
+    tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=known)
     if tuned is not None:
         return Automatic(tuned.kernel, tuned.instance, tuned, ())
     passed_over: list[str] = []
     order = ORDER[question.pass_name]
     for name in order.get(arch or "host", order["sm_80"]):
         if name in known and known[name].deterministic:
-            instance, reason = _instance_for(known[name], problem, question.precision, arch, shared_limit)
+            instance, reason = _instance_for(known[name], problem, question.precision, arch, limits)
             if instance is not None:
                 return Automatic(known[name], instance, None, tuple(passed_over))
             passed_over.append(reason)
@@ -199,12 +199,12 @@ def _choose(
 
 @lru_cache(maxsize=4096)
 def _instance_for(
-    kernel: Kernel, problem: Problem, precision: str, arch: str | None, shared_limit: int | None
+    kernel: Kernel, problem: Problem, precision: str, arch: str | None, limits: Limits | None
 ) -> tuple[str | None, str]:
     allowed = allowed_instances(precision)
     reasons = []
     for instance in [own for own in allowed if own in kernel.dtypes] or allowed[:1]:
-        reason = kernel.why_not(problem, instance, arch, shared_limit)
+        reason = kernel.why_not(problem, instance, arch, limits)
         if reason is None:
             return instance, ""
         reasons.append(reason)

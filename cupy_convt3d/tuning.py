@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from . import cache, registry
 from .errors import CacheWarning
-from .kernel import Kernel
+from .kernel import Kernel, Limits
 from .problem import Problem
 from .source import code_digest
 
@@ -151,7 +151,7 @@ def lookup(
     *,
     packed: bool = True,
     arch: str | None = None,
-    shared_limit: int | None = None,
+    limits: Limits | None = None,
     deterministic: bool = True,
     kernels: Mapping[str, Kernel] | None = None,
 ) -> Tuned | None:
@@ -163,12 +163,12 @@ def lookup(
         question: device, pass, precision, layout.
         problem: what is to be computed.
         packed: whether the packed weight is kept, so that packing is not in the time.
-        arch, shared_limit: the GPU's, as `Kernel.why_not` takes them; kernels that cannot run on it are left out.
+        arch, limits: the GPU's, as `Kernel.why_not` takes them; kernels that cannot run on it are left out.
         deterministic: whether kernels that may give other bits the second time are left out.
         kernels: the candidates; None: the registered ones of the pass.
     """
     known = registry.kernels(question.pass_name) if kernels is None else kernels
-    return _lookup(question, problem, packed, arch, shared_limit, deterministic, tuple(known.values()), state())
+    return _lookup(question, problem, packed, arch, limits, deterministic, tuple(known.values()), state())
 
 
 def state() -> tuple[tuple[str, tuple[int, int] | None], ...]:
@@ -242,7 +242,7 @@ def _lookup(
     problem: Problem,
     packed: bool,
     arch: str | None,
-    shared_limit: int | None,
+    limits: Limits | None,
     deterministic: bool,
     kernels: tuple[Kernel, ...],
     stamps: tuple[tuple[str, tuple[int, int] | None], ...],
@@ -262,6 +262,6 @@ def _lookup(
             if kernel is None or entry.digest != code_digest(kernel):
                 continue
             kernel = configured(kernel, tuple(sorted(entry.tunables.items())))
-            if kernel.why_not(problem, entry.instance, arch, shared_limit) is None:
+            if kernel.why_not(problem, entry.instance, arch, limits) is None:
                 return Tuned(kernel, entry.instance, entry.milliseconds(packed), measured_on, exact)
     return None

@@ -69,8 +69,9 @@ def entry(kernel: str, arch: str = "sm_90a", problem: Problem = WIDE, **changes:
         ("depthwise", "tf32", "sm_90a", ("fprop_depthwise", "fp32")),
         ("grouped", "tf32", "sm_90a", ("fprop_grouped", "fp32")),
         ("grouped", "fp64", "sm_90a", ("fprop_implicit_gemm_simt", "fp64")),
-        ("patch", "tf32", "sm_80", ("fprop_patch", "fp32")),
-        ("patch", "bf16", "sm_90a", ("fprop_rolling_wgmma", "bf16")),
+        ("patch", "tf32", "sm_80", ("fprop_patch_mma", "tf32")),
+        ("patch", "fp32", "sm_80", ("fprop_patch", "fp32")),
+        ("patch", "bf16", "sm_90a", ("fprop_patch_mma", "bf16")),
         ("wide", "tf32", "sm_90a", ("fprop_rolling_wgmma", "tf32")),
         ("wide", "tf32x3", "sm_90a", ("fprop_rolling_wgmma", "tf32x3")),
         ("wide", "fp16", "sm_80", ("fprop_implicit_gemm_mma", "fp16")),
@@ -109,7 +110,7 @@ def test_each_kernel_passed_over_says_why() -> None:
     steps = choose(on("sm_90a"), "fprop", WIDE, "fp32").steps
     assert steps[0] == "database: nothing for this problem or one near it"
     assert [step.split()[0].rstrip(":") for step in steps[1:]] == [
-        *("fprop_depthwise", "fprop_grouped", "fprop_patch", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma")
+        *("fprop_depthwise", "fprop_grouped", "fprop_patch_mma", "fprop_patch", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma")
     ]
     assert "has no fp32 instance (it has tf32" in steps[-1] and "one input channel a group" in steps[1]
 
@@ -121,6 +122,18 @@ def test_shared_memory_that_the_gpu_has_not_is_a_reason() -> None:
     needed = max(launch.shared_bytes for launch in registry.kernel("fprop_rolling_wgmma").plan(WIDE, "tf32").launches)
     assert f"a block needs {needed} bytes of shared memory, this GPU gives it 101376" in found.steps[-1], "of the loosest instance"
     assert taken("sm_90a", WIDE, "tf32", limit=1 << 10)[0] in ("fprop_tiled", "fprop_residue", "fprop_gather")
+
+
+def test_the_limit_is_held_against_the_plan_for_this_gpus_multiprocessors() -> None:
+    """Their number decides the tile."""
+    patch, problem = registry.kernel("fprop_patch_mma"), LAYERS["patch"]
+    needed = {count: max(launch.shared_bytes for launch in patch.plan(problem, "tf32", count).launches) for count in (3, 1000)}
+    assert needed[3] < needed[1000]
+    backend = on("sm_80", needed[3])
+    assert backend.why_not(patch, problem, "tf32") is None
+    backend.multiprocessors = 1000
+    assert f"a block needs {needed[1000]} bytes" in (backend.why_not(patch, problem, "tf32") or "")
+    assert choose(backend, "fprop", problem, "tf32").kernel is not patch
 
 
 def test_the_limit_holds_for_the_database_and_for_a_kernel_by_name(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

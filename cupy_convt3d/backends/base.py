@@ -13,7 +13,7 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..errors import KernelError
-from ..kernel import HOST_MULTIPROCESSORS, Kernel, Parameter, Plan, PlannedLaunch
+from ..kernel import HOST_MULTIPROCESSORS, Kernel, Limits, Parameter, Plan, PlannedLaunch
 from ..problem import Problem, c_values
 from ..source import Instance
 
@@ -129,9 +129,14 @@ class Backend(ABC):
         """Return what is to be compiled for a plan: on a GPU a binary of its own for each specialization."""
         return Instance(kernel, dtype, plan.specialization if self.arch else ())
 
+    @property
+    def limits(self) -> Limits | None:
+        """What `Kernel.why_not` holds a plan against; None where no limit is known."""
+        return None if self.shared_limit is None else Limits(self.shared_limit, self.multiprocessors)
+
     def why_not(self, kernel: Kernel, problem: Problem, dtype: str) -> str | None:
         """Return the one sentence that says why a kernel cannot do a problem here, or None if it can."""
-        return kernel.why_not(problem, dtype, self.arch, self.shared_limit)
+        return kernel.why_not(problem, dtype, self.arch, self.limits)
 
     @abstractmethod
     def capabilities(self) -> dict[str, str]:
