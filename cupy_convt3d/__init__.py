@@ -9,6 +9,7 @@ from typing import Any
 from .errors import BackendError, CacheWarning, CompileError, KernelError, LaunchError, ProblemError, ProblemTypeError
 from .kernel import Kernel
 from .ops import conv_transpose3d, conv_transpose3d_grad_input, conv_transpose3d_grad_weight
+from .packs import forget_packed_weights
 from .problem import Problem
 from .registry import kernels
 
@@ -40,6 +41,7 @@ __all__ = [
     "conv_transpose3d",
     "conv_transpose3d_grad_input",
     "conv_transpose3d_grad_weight",
+    "forget_packed_weights",
     "kernels",
     "nn",
     "plots",

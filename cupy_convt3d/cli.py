@@ -232,24 +232,37 @@ def _info(options: argparse.Namespace) -> int:
             for dtype in kernel.dtypes:
                 print(f"    {options.why} {dtype}: {kernel.why_not(options.why, dtype) or 'yes'}")
     if options.why is not None:
-        print('algorithm="auto":')
         for line in _why_auto(options.why):
-            print(f"  {line}")
+            print(line)
     return _PASSED
 
 
 def _why_auto(problem: Problem) -> Iterator[str]:
-    from . import ops
+    """Yield what "auto" takes in each pass and precision where kernels would run here, and under it how that was found."""
+    from .choice import choose, left_to_torch
+    from .lab.measure import LAYOUTS
+    from .lab.provenance import backend_named
 
+    backend = backend_named(None)
+    yield f'algorithm="auto" on {backend.device_name} ({backend.arch or backend.name}):'
     for pass_name in PASSES:
-        for dtype in DTYPES:
-            try:
-                chosen = ops.choose_kernel("auto", pass_name, problem, dtype).name
-            except KernelError as error:
-                chosen = f"none: {error}"
-            reason = ops.left_to_torch(pass_name)
-            torchs = f"; on torch's CUDA tensors torch's own operator: {reason}" if reason else ""
-            yield f"{pass_name} {dtype}: {chosen}{torchs}"
+        if reason := left_to_torch(pass_name):
+            yield f"  {pass_name} on torch's CUDA tensors: torch's own operator; {reason}. On others, and with backend=\"cuda\":"
+        for precision in DTYPES:
+            answers = {}
+            for layout in LAYOUTS:
+                try:
+                    taken = choose(backend, pass_name, problem, precision, layout)
+                except KernelError as error:
+                    answers[layout] = [f"no kernel: {error}"]
+                else:
+                    assert taken.kernel is not None
+                    answers[layout] = [f"{taken.kernel.name} [{taken.instance}]", *taken.steps]
+            if len(set(map(tuple, answers.values()))) == 1:
+                answers = {"": answers["ncdhw"]}
+            for layout, (found, *steps) in answers.items():
+                yield f"  {pass_name} {precision}{layout and ' '}{layout}: {found}"
+                yield from (f"    {step}" for step in steps)
 
 
 def _facts() -> Iterator[tuple[str, str]]:

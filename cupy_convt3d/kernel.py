@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,6 +98,13 @@ class Plan:
     launches: tuple[PlannedLaunch, ...]
     workspace: dict[str, int]
     specialization: tuple[tuple[str, int], ...] = ()
+
+
+class Limits(NamedTuple):
+    """What a GPU has, beyond its architecture: dynamic shared memory for one block in bytes, and multiprocessors."""
+
+    shared_bytes: int
+    multiprocessors: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +211,9 @@ class Kernel:
         kinds = [p.kind for launch in self.launches for p in launch.parameters if p.name == tensor]
         return bool(kinds) and all(kind == "view" for kind in kinds)
 
-    def why_not(self, problem: Problem, dtype: str, arch: str | None = None) -> str | None:
+    def why_not(
+        self, problem: Problem, dtype: str, arch: str | None = None, limits: Limits | None = None
+    ) -> str | None:
         """Return the one sentence that says why this kernel cannot do a problem (on that GPU), or None if it can."""
         if arch is not None and arch not in self.architectures:
             return f"{self.name} is for {', '.join(self.architectures)}, not for {arch}"
@@ -215,9 +224,12 @@ class Kernel:
             if not evaluate(rule, names):
                 return f"{self.name}: {reason}"
         try:
-            self.plan(problem, dtype)
+            plan = self.plan(problem, dtype, HOST_MULTIPROCESSORS if limits is None else limits.multiprocessors)
         except KernelError as error:
             return str(error)
+        needed = max((launch.shared_bytes for launch in plan.launches), default=0)
+        if limits is not None and needed > limits.shared_bytes:
+            return f"{self.name}: a block needs {needed} bytes of shared memory, this GPU gives it {limits.shared_bytes}"
         return None
 
     def require(self, problem: Problem, dtype: str, arch: str | None = None) -> None:

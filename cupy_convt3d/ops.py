@@ -1,4 +1,4 @@
-"""The functional API: `conv_transpose3d` and its two gradients on arrays, and the choice of backend and kernel.
+"""The functional API: `conv_transpose3d` and its two gradients on arrays.
 
 Everything is validated before anything is allocated or launched. A call is then one `_Call`: the problem, the arrays it reads, where
 the result goes, and who computes it.
@@ -10,36 +10,19 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from . import torch_library
-from .arrays import Array, keep_until_done, library_of, read, require_cupy
+from .arrays import Array, keep_until_done, library_of, read
 from .backends.base import Backend, TensorRef, run
-from .dtypes import allowed_instances
-from .errors import BackendError, KernelError, ProblemError, ProblemTypeError
+from .choice import Choice, backend_for, decide
+from .errors import ProblemError, ProblemTypeError
 from .kernel import Kernel
 from .problem import Problem
-from .registry import kernels
 
 Size = int | Sequence[int]
 
-# `algorithm="auto"`: the first of these that takes the problem. Tiles reuse what they load, residue classes waste no taps, and the
-# gather kernels take everything. All are deterministic, so results are bit-reproducible unless the user names another kernel.
-PREFERENCE = {
-    # NOTE: fprop_depthwise and fprop_grouped go first once their present version has run on a GPU.
-    "fprop": ("fprop_patch", "fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather"),
-    "dgrad": ("dgrad_gather",),
-    "wgrad": ("wgrad_reduce",),
-}
-
-# What "auto" leaves to torch's own operator where it can be had (torch's CUDA tensors, no backend named), and why.
-_PLAIN = "the registered kernels of this pass are plain ones"
-LEFT_TO_TORCH = {"fprop": "no `convt3d bench` has shown ours to be quicker on every named problem", "dgrad": _PLAIN, "wgrad": _PLAIN}
-
-BACKENDS = ("cuda", "host", "torch")
 _loaded_torch_op: Any = None  # a look-up in the import system takes longer than this
-FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each with its instance, from loosest to strictest
 
 
 def conv_transpose3d(
@@ -62,6 +45,10 @@ def conv_transpose3d(
     On torch tensors it is differentiable to any order, obeys autocast and can be traced, compiled and exported. The gradients use the
     same backend; an `algorithm` that names a kernel is the forward's, the gradients then take "auto".
 
+    Some kernels read the weight in an order of their own. Calls on torch tensors that record no gradient keep it in that order until
+    the weight changes (`forget_packed_weights` says what is noticed). Other libraries' arrays do not tell when they are written, so
+    each call with them, and each call with `out`, packs the weight anew.
+
     Input `i` and tap `t` feed output `o = i*stride - padding + t*dilation`; each output size is
     `(in - 1)*stride - 2*padding + dilation*(kernel - 1) + output_padding + 1`.
 
@@ -72,8 +59,9 @@ def conv_transpose3d(
         bias: (Cout,) or None.
         stride, padding, output_padding, dilation: an int or three.
         groups: divides Cin and Cout.
-        algorithm: "auto" (the first of `PREFERENCE` that takes the problem), a registered kernel's name with or without its pass
-            ("gather", "fprop_gather"), a `Kernel`, or "library" (torch's own operator).
+        algorithm: "auto" (what was measured quickest on this device for the problem or one near it, else the first kernel of
+            `choice.ORDER` that takes it), a registered kernel's name with or without its pass ("gather", "fprop_gather"), a
+            `Kernel`, or "library" (torch's own operator).
         fp32_precision: the loosest arithmetic allowed for fp32: "ieee", "tf32x3", "tf32"; None is
             `torch.backends.cudnn.conv.fp32_precision` for torch tensors, else "ieee".
         backend: "cuda", "host" (the same kernels on the CPU), "torch" (torch's own operator). None takes "cuda" for CUDA arrays
@@ -188,25 +176,6 @@ def conv_transpose3d_grad_weight(
     return _execute("wgrad", problem, arrays, unbatched, algorithm, fp32_precision, backend, out)
 
 
-@lru_cache(maxsize=64)
-def backend_for(name: str, device: int = 0) -> Backend:
-    """Return the process's backend of that name for one device; it keeps what it has compiled.
-
-    Raises:
-        BackendError: no such backend, or what it needs is missing.
-    """
-    if name == "host":
-        from .backends.host import HostBackend
-
-        return HostBackend()
-    if name == "cuda":
-        require_cupy()
-        from .backends.cuda import CudaBackend
-
-        return CudaBackend(device)
-    raise BackendError(f"backend={name!r}: has no kernels to launch; 'cuda' and 'host' have")
-
-
 def _are_torch(*values: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
@@ -263,118 +232,6 @@ def _check_shape(array: Array, batched: tuple[int, ...], unbatched: bool) -> Non
         raise ProblemError(f"{array.argument}.shape={array.ref.shape}: must be {expected} for this problem")
 
 
-def _fp32_precision(value: str | None, array: Array) -> str:
-    if value is not None:
-        if value not in FP32_PRECISIONS:
-            raise ProblemError(f"fp32_precision={value!r}: must be None or one of {', '.join(FP32_PRECISIONS)}")
-        return value
-    # "none" is what torch says after a legacy `allow_tf32 = False`; `cudnn.allow_tf32` itself can raise, so it is never read.
-    setting = sys.modules["torch"].backends.cudnn.conv.fp32_precision if array.library.name == "torch" else "ieee"
-    return setting if setting in FP32_PRECISIONS else "ieee"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Who computes a call: a kernel's instance of that dtype on a backend, or torch's own operator (no kernel)."""
-
-    kernel: Kernel | None
-    instance: str
-    backend: str
-    precision: str
-
-
-def decide(
-    pass_name: str, problem: Problem, first: Array, algorithm: str | Kernel, fp32_precision: str | None, backend: str | None
-) -> Choice:
-    """Return who computes a call whose first array is `first`.
-
-    Raises:
-        ProblemError, KernelError: as `conv_transpose3d`.
-    """
-    if not isinstance(algorithm, (str, Kernel)):
-        raise ProblemTypeError(f"algorithm={algorithm!r}: must be a kernel's name, a Kernel, 'auto' or 'library'")
-    precision = _fp32_precision(fp32_precision, first)
-    chosen = _choose_backend(backend, algorithm, first)
-    if backend is None and algorithm == "auto" and first.library.name == "torch" and left_to_torch(pass_name):
-        chosen = "torch"
-    if chosen == "torch":
-        return Choice(None, first.dtype, chosen, precision)
-    refusal = None
-    for instance in _instances(first.dtype, precision):
-        try:
-            return Choice(choose_kernel(algorithm, pass_name, problem, instance), instance, chosen, precision)
-        except KernelError as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
-
-
-def _instances(dtype: str, precision: str) -> list[str]:
-    """Return the instances that may compute on tensors of `dtype`, the loosest first."""
-    return list(allowed_instances(FP32_PRECISIONS[precision] if dtype == "fp32" else dtype))
-
-
-def left_to_torch(pass_name: str) -> str | None:
-    """Return why "auto" leaves a pass on torch's CUDA tensors to torch's own operator; None where it takes a kernel of ours."""
-    return LEFT_TO_TORCH.get(pass_name)
-
-
-def _choose_backend(backend: str | None, algorithm: str | Kernel, array: Array) -> str:
-    is_torch, on_gpu = array.library.name == "torch", array.device.kind == "cuda"
-    if backend is not None and backend not in BACKENDS:
-        raise ProblemError(f"backend={backend!r}: must be None or one of {', '.join(BACKENDS)}")
-    if isinstance(algorithm, str) and algorithm == "library":
-        if backend not in (None, "torch"):
-            raise ProblemError(
-                f"algorithm='library', backend={backend!r}: 'library' is torch's own operator; the backend must be 'torch'"
-            )
-        backend = "torch"
-    if backend is None:
-        by_kernel = isinstance(algorithm, Kernel) or algorithm != "auto"
-        backend = "cuda" if on_gpu else "torch" if is_torch and not by_kernel else "host"
-    if backend == "torch" and not is_torch:
-        raise ProblemError(
-            f"backend='torch': is torch's own operator and takes torch tensors; {array.argument} is of {array.library.name}"
-        )
-    if backend == "torch" and algorithm not in ("auto", "library"):
-        raise ProblemError(
-            f"algorithm={algorithm!r}, backend='torch': must be 'auto' or 'library'; kernels run on 'cuda' and 'host'"
-        )
-    if backend != "torch" and (backend == "cuda") != on_gpu:
-        where = "a CUDA device" if backend == "cuda" else "the CPU"
-        raise ProblemError(f"backend={backend!r}: needs arrays on {where}; {array.argument} is on {array.device}")
-    return backend
-
-
-def choose_kernel(algorithm: str | Kernel, pass_name: str, problem: Problem, dtype: str) -> Kernel:
-    """Return the kernel that `algorithm` means for a problem.
-
-    Raises:
-        ProblemError: `algorithm` names no kernel of this pass.
-        KernelError: the kernel (or, for "auto", every preferred one) cannot do the problem; says why.
-    """
-    known = kernels(pass_name)
-    if isinstance(algorithm, Kernel):
-        if algorithm.pass_name != pass_name:
-            raise ProblemError(f"algorithm={algorithm.name!r}: is a {algorithm.pass_name} kernel; must be one of {pass_name}")
-        candidates = [algorithm]
-    elif algorithm == "auto":
-        candidates = [known[name] for name in PREFERENCE[pass_name] if name in known and known[name].deterministic]
-    else:
-        name = algorithm if algorithm in known else f"{pass_name}_{algorithm}"
-        if name not in known:
-            short = [kernel.removeprefix(f"{pass_name}_") for kernel in known]
-            raise ProblemError(f"algorithm={algorithm!r}: must be one of {', '.join(['auto', 'library', *short])}")
-        candidates = [known[name]]
-    reasons = []
-    for kernel in candidates:
-        reason = kernel.why_not(problem, dtype)
-        if reason is None:
-            return kernel
-        reasons.append(reason)
-    raise KernelError("; ".join(reasons) or f"no {pass_name} kernel is registered")
-
-
 @dataclass(frozen=True, eq=False)
 class _Call:
     pass_name: str
@@ -401,7 +258,7 @@ class _Call:
         """Return `out`, or new memory in the layout torch would give it."""
         if self.out is not None:
             return self.out
-        channels_last = self.pass_name != "wgrad" and any(is_channels_last(a.ref) for a in self.arrays.values())
+        channels_last = self.pass_name != "wgrad" and any(a.ref.is_channels_last for a in self.arrays.values())
         library = self.first.library
         native = library.empty(self.shape, self.first.dtype, self.first.device, channels_last)
         return library.read("out", native[0] if self.drops_batch else native)
@@ -417,8 +274,7 @@ def _execute(
     backend: str | None,
     out: Any,
 ) -> Any:
-    first = next(iter(arrays.values()))
-    choice = decide(pass_name, problem, first, algorithm, fp32_precision, backend)
+    choice = decide(pass_name, problem, arrays, algorithm, fp32_precision, backend)
     call = _Call(pass_name, problem, arrays, unbatched, None if out is None else read("out", out))
     if call.out is not None:
         _check_out(call)
@@ -462,29 +318,6 @@ def _overlaps_itself(ref: TensorRef) -> bool:
     return False
 
 
-def _batched(ref: TensorRef, dimensions: int) -> TensorRef:
-    """Give an unbatched tensor its batch of 1, with the stride `torch.Tensor.unsqueeze(0)` gives it."""
-    if dimensions != 5 or len(ref.shape) == 5:
-        return ref
-    return TensorRef(ref.pointer, (1, *ref.shape), (ref.shape[0] * ref.strides[0], *ref.strides))
-
-
-def is_channels_last(ref: TensorRef) -> bool:
-    """Whether torch's `suggest_memory_format` says channels_last_3d (c10/core/MemoryFormat.h): ambiguous strides do not."""
-    if len(ref.shape) not in (4, 5) or 0 in ref.shape:
-        return False
-    ref = _batched(ref, 5)
-    if ref.strides[1] == 0:
-        return False
-    smallest = 0
-    for axis in (1, 4, 3, 2, 0):
-        step = ref.strides[axis]
-        if step < smallest or (axis == 0 and smallest == ref.strides[1]):
-            return False
-        smallest = step * max(1, ref.shape[axis])
-    return True
-
-
 def _run_kernel(call: _Call, kernel: Kernel, choice: Choice) -> Any:
     library, device = call.first.library, call.first.device
     if math.prod(call.shape) == 0:
@@ -517,8 +350,8 @@ def _launch(call: _Call, kernel: Kernel, instance: str, backend: Backend, destin
     if not kernel.takes_strides(kernel.written) and not target.ref.is_contiguous:
         target = library.read("out", library.empty(target.ref.shape, target.dtype, device))
     shapes = call.problem.shapes(call.pass_name)[0]
-    refs = {name: _batched(array.ref, len(shapes[name])) for name, array in arrays.items()}
-    refs[kernel.written] = _batched(target.ref, len(call.shape))
+    refs = {name: _of_rank(array.ref, len(shapes[name])) for name, array in arrays.items()}
+    refs[kernel.written] = _of_rank(target.ref, len(call.shape))
     workspaces = []
 
     def allocate(_: str, size: int) -> int:
@@ -529,6 +362,10 @@ def _launch(call: _Call, kernel: Kernel, instance: str, backend: Backend, destin
     run(backend, kernel, call.problem, instance, refs, allocate, library.stream(device))
     if target is not destination:
         library.assign(destination.native, target.native)
+
+
+def _of_rank(ref: TensorRef, rank: int) -> TensorRef:
+    return ref.with_batch() if len(ref.shape) == 4 and rank == 5 else ref
 
 
 def _run_library(call: _Call, precision: str) -> Any:

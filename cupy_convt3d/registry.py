@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from .kernel import Kernel
 from .source import kernel_directory
 
 _own: dict[str, Kernel] = {}  # registered in this process; they come before the files of the same name
+revision = 0  # grows with each `revise`
 
 
 @lru_cache(maxsize=4)
@@ -33,6 +35,18 @@ def register(kernel: Kernel, *, replace: bool = False) -> None:
     if not replace and kernel.name in kernels():
         raise KernelError(f"kernel {kernel.name!r}: is registered already; replace it knowingly or choose another name")
     _own[kernel.name] = kernel
+    revise()
+
+
+def revise() -> None:
+    """Make whoever keeps an answer to "which kernel" ask again; called for a new kernel and for new tuning results."""
+    global revision
+    revision += 1
+
+
+def state() -> tuple[int, str | None]:
+    """Return what changes with the answer to "which kernel". An edited file does not change it: too dear to ask at each call."""
+    return revision, os.environ.get("CONVT3D_KERNELS")
 
 
 def kernel(name: str) -> Kernel:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from .dtypes import DTYPES
 from .errors import ProblemError
@@ -33,6 +35,7 @@ _SCHEMAS = {
 _ROLES = {"fprop": ("input", "weight", "output"), "dgrad": ("output", "weight", "input"), "wgrad": ("input", "output", "weight")}
 _WRITES = {roles[-1]: pass_name for pass_name, roles in _ROLES.items()}
 _DTYPES = {getattr(torch, DTYPES[name].numpy.name) for name in DTYPES}
+_FRONT = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -65,7 +68,10 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(first: Any, second: Any, bias: Any, call: _Call) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return call.operator(first, second, bias)
+            if not torch._C._are_functorch_transforms_active():
+                return call.operator(first, second, bias)
+            with torch.enable_grad(), _set_fwd_grad_enabled(True):  # an outer transform records too
+                return call.operator(first, second, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -107,6 +113,18 @@ class _Pass(torch.autograd.Function):
         return _batched(info.batch_size, in_dims, first, second, bias, call, _apply)
 
 
+def _record(first: Any, second: Any, bias: Any, call: _Call) -> Any:
+    """Compute a pass and record it for autograd and the transforms of `torch.func`.
+
+    An operator's Autograd kernel runs for one transform, with the dispatch to the outermost one behind it. `_Pass.apply` would
+    begin that dispatch again and find no kernel; there the call is recorded for this one, and `forward` goes on to the next.
+    """
+    if not torch._C._are_functorch_transforms_active() or not torch._C._dispatch_tls_is_dispatch_key_excluded(_FRONT):
+        return _Pass.apply(first, second, bias, call)
+    with enable_single_level_autograd_function():
+        return super(torch.autograd.Function, _Pass).apply(first, second, bias, call)
+
+
 def _derive(call: _Call, operands: dict[str, Any]) -> Any:
     first_role, second_role, _ = _ROLES[call.pass_name]
     return _apply(call, operands[first_role], operands[second_role])
@@ -114,7 +132,7 @@ def _derive(call: _Call, operands: dict[str, Any]) -> Any:
 
 def _apply(call: _Call, first: Any, second: Any, bias: Any = None) -> Any:
     if _is_watched(first, second, bias):
-        return _Pass.apply(first, second, bias, call)
+        return _record(first, second, bias, call)
     return call.operator(first, second, bias)
 
 
@@ -174,8 +192,7 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
     def differentiate(*arguments: Any) -> Any:
         first, second, bias, call = parse(*arguments)
         if _is_watched(first, second, bias):
-            # NOTE: under `torch.func.grad` torch refuses this with an error; the functions below see transforms before the dispatcher.
-            return _Pass.apply(first, second, bias, call)
+            return _record(first, second, bias, call)
         with torch._C._AutoDispatchBelowAutograd():
             return call.operator(first, second, bias)
 
@@ -187,9 +204,9 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
     return compute, fake, differentiate, vectorize
 
 
-def _run(first: Any, second: Any, bias: Any, call: _Call) -> Any:
+def _run(first: Any, second: Any, bias: Any, call: _Call, keep: bool = False) -> Any:
     settings = (call.algorithm, call.fp32_precision, call.backend)
-    return run(call.pass_name, first, second, bias, call.shape, call.geometry, *settings)
+    return run(call.pass_name, first, second, bias, call.shape, call.geometry, *settings, keep)
 
 
 def _written_shape(first: Any, second: Any, bias: Any, call: _Call) -> tuple[Any, ...]:
@@ -248,7 +265,7 @@ def _dispatch(call: _Call, first: Any, second: Any, bias: Any = None) -> Any:
         return _Pass.apply(first, second, bias, call)
     plain = _is_plain(first) and _is_plain(second) and (bias is None or _is_plain(bias))
     if plain and not torch._C._len_torch_dispatch_stack():
-        return _run(first, second, bias, call)  # what the dispatcher would come to, without its 5 us
+        return _run(first, second, bias, call, keep=True)  # what the dispatcher would come to, without its 5 us
     return call.operator(first, second, bias)
 
 

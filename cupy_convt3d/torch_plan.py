@@ -1,7 +1,7 @@
 """One pass on torch tensors: the plan of a call (who computes it, its launches, the result's layout) is kept for calls like it.
 
-Nothing here waits for the GPU, and no address, stream or setting of torch's is kept: a call can be captured in a CUDA graph, and
-several threads and streams may use one plan.
+Nothing here waits for the GPU, and no address, stream or setting of torch's is kept in a plan: a call can be captured in a CUDA graph,
+and several threads and streams may use one plan. Packed weights are kept apart, in `packs`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from . import torch_library
+from . import packs, registry, torch_library
 from .arrays import Array, TorchLibrary
 from .backends.base import Prepared, TensorRef
+from .choice import Choice, backend_for, decide
 from .errors import ProblemError
 from .kernel import TENSORS, Kernel
-from .ops import Choice, backend_for, check_alike, decide, is_channels_last
+from .ops import check_alike
 from .problem import Problem, Triple
 
 Geometry = tuple[Triple, Triple, Triple, int, Triple]  # stride, padding, output_padding, groups, dilation
@@ -48,12 +49,14 @@ def run(
     algorithm: str,
     fp32_precision: str | None,
     backend: str | None,
+    keep: bool = False,
 ) -> torch.Tensor:
     """Return the result of one pass on 5-D tensors; autograd does not see it.
 
     Args:
         first, second: input and weight (fprop), grad_output and weight (dgrad), input and grad_output (wgrad).
         shape: of the gradient; None for fprop.
+        keep: whether a packed weight may be used again, and kept for the next call.
 
     Raises:
         ProblemError, KernelError, BackendError: as `cupy_convt3d.conv_transpose3d`.
@@ -65,7 +68,7 @@ def run(
     key = (
         *(pass_name, first.shape, first.stride(), first.dtype, first.device),
         *(second.shape, second.stride(), second.dtype, second.device),
-        *(described, shape, geometry, algorithm, fp32_precision, backend),
+        *(described, shape, geometry, algorithm, fp32_precision, backend, registry.revision),
     )
     plan = _plans.get(key)
     if plan is None:
@@ -73,7 +76,7 @@ def run(
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         _plans[key] = plan
-    return plan(first, second) if bias is None else plan(first, second, bias)
+    return plan(keep, first, second) if bias is None else plan(keep, first, second, bias)
 
 
 def problem_of(
@@ -99,7 +102,7 @@ def problem_of(
 def keeps_channels_last(pass_name: str, first: Any, second: Any) -> bool:
     """Whether a pass's result has channels_last_3d strides: a volume's does if one of the operands has them."""
     refs = (TensorRef(0, tuple(tensor.shape), tuple(tensor.stride())) for tensor in (first, second))
-    return pass_name != "wgrad" and any(map(is_channels_last, refs))
+    return pass_name != "wgrad" and any(ref.is_channels_last for ref in refs)
 
 
 def _make(
@@ -120,20 +123,20 @@ def _make(
     check_alike(arrays)
     problem = problem_of(pass_name, tensors, shape, geometry)
     chosen: Any = _user_kernels.get(algorithm, algorithm)
-    choice = decide(pass_name, problem, next(iter(arrays.values())), chosen, fp32_precision, backend)
+    choice = decide(pass_name, problem, arrays, chosen, fp32_precision, backend)
     layout = torch.channels_last_3d if keeps_channels_last(pass_name, first, second) else torch.contiguous_format
     shapes, written = problem.shapes(pass_name)
     strides = torch.empty(shapes[written], device="meta", memory_format=layout).stride()
     if choice.kernel is None:
 
-        def call_library(*operands: torch.Tensor) -> torch.Tensor:
+        def call_library(keep: bool, *operands: torch.Tensor) -> torch.Tensor:
             result = torch_library.run(pass_name, problem, choice.precision, *operands)
             return result if result.stride() == strides else _restride(result, strides)
 
         return call_library
     if problem.batch == 0:  # no launch, and a sum over nothing
 
-        def call_nothing(first: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+        def call_nothing(keep: bool, first: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
             return first.new_empty_strided(shapes[written], strides).zero_()
 
         return call_nothing
@@ -153,25 +156,35 @@ class _KernelPlan:
         self._copied = tuple(name in copied for name in arrays) if copied else ()
         self._result, self._written = result, refs[kernel.written]
         self._device = first.device.index if first.device.kind == "cuda" else None
-        self._prepared = Prepared(backend_for(choice.backend, first.device.index), kernel, problem, choice.instance, refs)
+        self._backend = backend_for(choice.backend, first.device.index)
+        self._prepared = Prepared(self._backend, kernel, problem, choice.instance, refs)
         self._workspace = tuple(self._prepared.workspace.items())
 
-    def __call__(self, *operands: torch.Tensor) -> torch.Tensor:
+    def __call__(self, keep: bool, *operands: torch.Tensor) -> torch.Tensor:
         if not self._kernel.deterministic:
             _alert_not_deterministic(self._kernel)
+        weight = operands[1]  # where a weight is packed
         if self._copied:
             pairs = zip(operands, self._copied, strict=True)
             operands = tuple(tensor.contiguous() if copied else tensor for tensor, copied in pairs)
         written = operands[0].new_empty_strided(self._written.shape, self._written.strides)
         addresses = {name: tensor.data_ptr() for name, tensor in zip(self._names, operands, strict=True)}
         addresses[self._kernel.written] = written.data_ptr()
-        # The allocator hands a workspace out again only to work queued after these launches.
-        workspaces = [(name, operands[0].new_empty(size, dtype=torch.uint8)) for name, size in self._workspace]
-        for name, workspace in workspaces:
-            addresses[name] = workspace.data_ptr()
         # Asked for at every call: a kept stream is not the one that a CUDA graph captures.
         stream = 0 if self._device is None else torch._C._cuda_getCurrentRawStream(self._device)
-        self._prepared.launch(addresses, stream)
+        # An inference tensor has no version.
+        keep = keep and bool(self._prepared.packs) and not weight.is_inference() and not self._backend.is_capturing(stream)
+        version = weight._version if keep else 0  # as it is before it is packed: whoever changes it meanwhile is not missed
+        packed = packs.find(weight, self, version, stream, self._device) if keep else {}
+        # The allocator hands a workspace out again only to work queued after these launches.
+        workspaces = {
+            name: packed[name] if name in packed else operands[0].new_empty(size, dtype=torch.uint8) for name, size in self._workspace
+        }
+        for name, workspace in workspaces.items():
+            addresses[name] = workspace.data_ptr()
+        self._prepared.launch(addresses, stream, packed=packed)
+        if keep and not packed:
+            packs.keep(weight, self, version, stream, {name: workspaces[name] for name in self._prepared.packs})
         if self._written is self._result:
             return written
         return written.new_empty_strided(self._result.shape, self._result.strides).copy_(written)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from . import cache, registry
 from .errors import CacheWarning
-from .kernel import Kernel
+from .kernel import Kernel, Limits
 from .problem import Problem
 from .source import code_digest
 
@@ -126,6 +126,7 @@ class Database:
                 file.write(text)
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
+            registry.revise()
         except BaseException:
             os.unlink(temporary)
             raise
@@ -150,6 +151,7 @@ def lookup(
     *,
     packed: bool = True,
     arch: str | None = None,
+    limits: Limits | None = None,
     deterministic: bool = True,
     kernels: Mapping[str, Kernel] | None = None,
 ) -> Tuned | None:
@@ -161,13 +163,17 @@ def lookup(
         question: device, pass, precision, layout.
         problem: what is to be computed.
         packed: whether the packed weight is kept, so that packing is not in the time.
-        arch: the GPU's architecture; kernels that are not for it are left out.
+        arch, limits: the GPU's, as `Kernel.why_not` takes them; kernels that cannot run on it are left out.
         deterministic: whether kernels that may give other bits the second time are left out.
         kernels: the candidates; None: the registered ones of the pass.
     """
     known = registry.kernels(question.pass_name) if kernels is None else kernels
-    stamps = tuple((path, _stamp(path)) for path in (_user_path(*_variables()), str(SHIPPED)))
-    return _lookup(question, problem, packed, arch, deterministic, tuple(known.values()), stamps)
+    return _lookup(question, problem, packed, arch, limits, deterministic, tuple(known.values()), state())
+
+
+def state() -> tuple[tuple[str, tuple[int, int] | None], ...]:
+    """Return the database's files with their times and sizes: while it is the same, so are the answers."""
+    return tuple((path, _stamp(path)) for path in (_user_path(*_variables()), str(SHIPPED)))
 
 
 def user_path() -> Path:
@@ -236,6 +242,7 @@ def _lookup(
     problem: Problem,
     packed: bool,
     arch: str | None,
+    limits: Limits | None,
     deterministic: bool,
     kernels: tuple[Kernel, ...],
     stamps: tuple[tuple[str, tuple[int, int] | None], ...],
@@ -255,6 +262,6 @@ def _lookup(
             if kernel is None or entry.digest != code_digest(kernel):
                 continue
             kernel = configured(kernel, tuple(sorted(entry.tunables.items())))
-            if kernel.why_not(problem, entry.instance, arch) is None:
+            if kernel.why_not(problem, entry.instance, arch, limits) is None:
                 return Tuned(kernel, entry.instance, entry.milliseconds(packed), measured_on, exact)
     return None

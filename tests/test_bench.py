@@ -15,6 +15,7 @@ from rich.console import Console
 
 from cupy_convt3d import cli, registry
 from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.choice import choose
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import BackendError, KernelError, ProblemError
 from cupy_convt3d.kernel import Kernel
@@ -24,7 +25,6 @@ from cupy_convt3d.lab.contest import Contest
 from cupy_convt3d.lab.measure import Bench, Ceilings, Row
 from cupy_convt3d.lab.rivals import torch_settings
 from cupy_convt3d.lab.summary import comparisons, geometric_mean, rows_of, summary
-from cupy_convt3d.ops import choose_kernel
 from cupy_convt3d.problem import PASSES, Problem
 from cupy_convt3d.source import Instance
 
@@ -293,7 +293,8 @@ def test_what_is_cut_off_is_kept(tmp_path: Path) -> None:
 def test_auto_is_what_the_function_takes(tmp_path: Path) -> None:
     plan = Plan({"one": PROBLEM}, PASSES, ("fp16",), ("ncdhw",), against=())
     data, _ = run(tmp_path, plan)
-    assert [row["contender"] for row in data["rows"]] == [choose_kernel("auto", p, PROBLEM, "fp16").name for p in PASSES]
+    taken = [choose(HostBackend(), p, PROBLEM, "fp16").kernel for p in PASSES]
+    assert [row["contender"] for row in data["rows"]] == [kernel.name for kernel in taken if kernel is not None]
 
 
 def test_all_kernels_of_the_pass(tmp_path: Path) -> None:

@@ -171,6 +171,39 @@ def test_func_grad_and_vmap(where: dict[str, Any]) -> None:
     torch.testing.assert_close(unbatched, theirs(x, w, b))
 
 
+TRANSFORMS: dict[str, Callable[[Callable[..., torch.Tensor], Tensors], Any]] = {
+    "grad": lambda f, t: torch.func.grad(lambda *t: f(*t).pow(2).sum(), (0, 1))(*t),
+    "grad of grad": lambda f, t: torch.func.grad(
+        lambda b: torch.func.grad(lambda a: f(a, b).pow(3).sum())(t[0]).pow(2).sum()
+    )(t[1]),
+    "autograd of grad": lambda f, t: torch.autograd.grad(
+        torch.func.grad(lambda a, b: f(a, b).pow(3).sum())(t[0], b := t[1].clone().requires_grad_()).pow(2).sum(), b
+    ),
+    "grad under no_grad": lambda f, t: torch.no_grad()(torch.func.grad(lambda a: f(a, t[1]).pow(2).sum()))(t[0]),
+    "vmap of grad": lambda f, t: torch.vmap(torch.func.grad(lambda a, b: f(a, b).pow(2).sum()), (0, None))(torch.stack([t[0]] * 2), t[1]),
+    "grad of vmap": lambda f, t: torch.func.grad(lambda b: torch.vmap(f, (0, None))(torch.stack([t[0]] * 2), b).pow(2).sum())(t[1]),
+    "jvp": lambda f, t: torch.func.jvp(f, t, tuple(torch.cos(one) for one in t)),
+    "jvp of grad": lambda f, t: torch.func.jvp(torch.func.grad(lambda b: f(t[0], b).pow(3).sum()), t[1:], (torch.cos(t[1]),)),
+    "vjp": lambda f, t: torch.func.vjp(f, *t)[1](f(*t)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("pass_name", ["fprop", "dgrad", "wgrad"])
+def test_the_operators_themselves_under_torch_func(pass_name: str, transform: str, where: dict[str, Any]) -> None:
+    """The functions see a transform before the dispatcher does; gradcheck has them. torch's own has no derivative of some gradients."""
+    x, w, _ = tensors(X, W, B, device=where["device"], grad=False)
+    y, settings = theirs(x, w).detach(), arguments(GEOMETRY, where["backend"])
+    options = GEOMETRY | {"backend": where["backend"]}
+    operands, third, function, operator = {
+        "fprop": ((x, w), None, theirs, OPERATORS.conv_transpose3d),
+        "dgrad": ((y, w), X, lambda y, w: ct.conv_transpose3d_grad_input(y, w, X, **options), OPERATORS.conv_transpose3d_grad_input),
+        "wgrad": ((x, y), W, lambda x, y: ct.conv_transpose3d_grad_weight(x, y, W, **options), OPERATORS.conv_transpose3d_grad_weight),
+    }[pass_name]
+    found = TRANSFORMS[transform](lambda first, second: operator(first, second, third, *settings), operands)
+    torch.testing.assert_close(found, TRANSFORMS[transform](function, operands))
+
+
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The passes that are run, as they are."""
@@ -414,9 +447,9 @@ def test_inference_mode() -> None:
 def test_a_cuda_tensor_without_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from cupy_convt3d import ops
+    from cupy_convt3d import choice
 
-    ops.backend_for.cache_clear()
+    choice.backend_for.cache_clear()
     torch_plan._plans.clear()
     monkeypatch.setitem(sys.modules, "cupy", None)
     x, w, b = tensors(X, W, B, device="cuda", grad=False)

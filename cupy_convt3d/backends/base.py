@@ -13,7 +13,7 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..errors import KernelError
-from ..kernel import HOST_MULTIPROCESSORS, Kernel, Parameter, Plan, PlannedLaunch
+from ..kernel import HOST_MULTIPROCESSORS, Kernel, Limits, Parameter, Plan, PlannedLaunch
 from ..problem import Problem, c_values
 from ..source import Instance
 
@@ -34,6 +34,28 @@ class TensorRef:
                 return False
             expected *= size
         return True
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether torch's `suggest_memory_format` says channels_last_3d (c10/core/MemoryFormat.h): ambiguous strides do not."""
+        if len(self.shape) not in (4, 5) or 0 in self.shape:
+            return False
+        ref = self.with_batch()
+        if ref.strides[1] == 0:
+            return False
+        smallest = 0
+        for axis in (1, 4, 3, 2, 0):
+            step = ref.strides[axis]
+            if step < smallest or (axis == 0 and smallest == ref.strides[1]):
+                return False
+            smallest = step * max(1, ref.shape[axis])
+        return True
+
+    def with_batch(self) -> TensorRef:
+        """Return a volume with its batch: an unbatched one gets the stride that `torch.Tensor.unsqueeze(0)` gives it."""
+        if len(self.shape) == 5:
+            return self
+        return TensorRef(self.pointer, (1, *self.shape), (self.shape[0] * self.strides[0], *self.strides))
 
 
 class _View(ctypes.Structure):
@@ -84,6 +106,7 @@ class Backend(ABC):
     device_name = "unknown"  # as results and the tuning database name it
     arch: Any = None  # str: the GPU's, such as "sm_90a"
     multiprocessors = HOST_MULTIPROCESSORS
+    shared_limit: int | None = None  # bytes of dynamic shared memory that a block may ask for; None: no limit is known
 
     @abstractmethod
     def compile(self, instance: Instance) -> Module:
@@ -106,9 +129,22 @@ class Backend(ABC):
         """Return what is to be compiled for a plan: on a GPU a binary of its own for each specialization."""
         return Instance(kernel, dtype, plan.specialization if self.arch else ())
 
+    @property
+    def limits(self) -> Limits | None:
+        """What `Kernel.why_not` holds a plan against; None where no limit is known."""
+        return None if self.shared_limit is None else Limits(self.shared_limit, self.multiprocessors)
+
+    def why_not(self, kernel: Kernel, problem: Problem, dtype: str) -> str | None:
+        """Return the one sentence that says why a kernel cannot do a problem here, or None if it can."""
+        return kernel.why_not(problem, dtype, self.arch, self.limits)
+
     @abstractmethod
     def capabilities(self) -> dict[str, str]:
         """Return what is there: device, compiler, versions; for reports."""
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what is launched on a stream goes into a CUDA graph."""
+        return False
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -127,6 +163,7 @@ class Prepared:
 
     Attributes:
         workspace: bytes of each scratch tensor that the launches share, by name.
+        packs: the workspaces among them that are filled from the weight alone, and can be kept for the next call with it.
 
     Raises:
         KernelError: the kernel cannot do the problem (the text of `Kernel.why_not`).
@@ -134,7 +171,8 @@ class Prepared:
     """
 
     def __init__(self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef]) -> None:
-        kernel.require(problem, dtype, backend.arch)
+        if reason := backend.why_not(kernel, problem, dtype):
+            raise KernelError(reason)
         plan = kernel.plan(problem, dtype, backend.multiprocessors)
         self._module = backend.compile(backend.instance(kernel, dtype, plan))
         itemsize = DTYPES[dtype].accumulate.itemsize
@@ -142,6 +180,7 @@ class Prepared:
         refs = {**tensors, **{name: TensorRef(0, (numel,), (1,)) for name, numel in plan.workspace.items()}}
         launches = [launch for launch in plan.launches if 0 not in launch.grid]
         self._launches = [(launch, Arguments(launch, problem, refs)) for launch in launches]
+        self.packs = tuple(launch.packs for launch in launches if launch.packs is not None)
         self._addresses = [
             (parameter.name, value)
             for launch, arguments in self._launches

@@ -99,6 +99,7 @@ class CudaBackend(Backend):
         self.arch = architecture(properties["major"], properties["minor"])
         self._modules: dict[Instance, CudaModule] = {}
         self.multiprocessors = properties["multiProcessorCount"]
+        self.shared_limit = properties["sharedMemPerBlockOptin"]
         self._flush: Any = None
 
     def compile(self, instance: Instance) -> CudaModule:
@@ -125,6 +126,9 @@ class CudaBackend(Backend):
             "nvrtc": ".".join(map(str, _nvrtc().getVersion())),
             "cupy": self._cupy.__version__,
         }
+
+    def is_capturing(self, stream: int) -> bool:
+        return bool(self._cupy.cuda.runtime.streamIsCapturing(stream))
 
     def synchronize(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import ops
+from ..backends.base import Backend
+from ..choice import choose, instance_for
 from ..dtypes import allowed_instances
 from ..errors import KernelError, ProblemError
 from ..kernel import Kernel
@@ -23,7 +25,6 @@ from .provenance import backend_named, provenance, tf32_state, write_json
 from .rivals import RIVALS
 from .suites import HOST_FLOP_LIMIT, scaled_down
 from .summary import Comparison, comparisons, summary
-from .tune import instance_for
 
 FORMAT = 1  # of the JSON file
 AUTO, ALL = "auto", "all"
@@ -139,11 +140,10 @@ def _build(
 ) -> None:
     """Compile on all cores what the contests of one precision will load."""
     contenders = []
-    for pass_name in plan.passes:
-        for problem in problems.values():
-            with suppress(KernelError):
-                found = _contenders(plan.kernels, problem, pass_name, precision, meter.backend.arch)
-                contenders += [(kernel, problem, instance) for kernel, instance in found]
+    for pass_name, layout, problem in itertools.product(plan.passes, plan.layouts, problems.values()):
+        with suppress(KernelError):
+            found = _contenders(plan.kernels, problem, pass_name, precision, layout, meter.backend)
+            contenders += [(kernel, problem, instance) for kernel, instance in found]
     if progress is not None:
         progress(done, total, f"compiling for {precision}")
     meter.build(contenders)
@@ -162,33 +162,25 @@ def _measure(
     contest = Contest(meter, case, problem, pass_name, precision, ceilings, layout)
     rows = [contest.rival(name) for name in meter.against]
     try:
-        contenders = _contenders(plan.kernels, problem, pass_name, precision, meter.backend.arch)
+        contenders = _contenders(plan.kernels, problem, pass_name, precision, layout, meter.backend)
     except KernelError as error:  # "auto" has nothing for it
         return [*rows, replace(rows[0], contender=AUTO, is_rival=False, note=str(error))] if rows else rows
     return rows + [contest.kernel(kernel, instance) for kernel, instance in contenders]
 
 
 def _contenders(
-    wanted: str | Sequence[Kernel], problem: Problem, pass_name: str, precision: str, arch: str | None
+    wanted: str | Sequence[Kernel], problem: Problem, pass_name: str, precision: str, layout: str, backend: Backend
 ) -> list[tuple[Kernel, str]]:
     """Return kernels and the dtypes they are compiled for; the loosest that is allowed where a kernel cannot do the problem."""
     if wanted == AUTO:
-        return [_automatic(problem, pass_name, precision)]
+        taken = choose(backend, pass_name, problem, precision, layout)
+        assert taken.kernel is not None
+        return [(taken.kernel, taken.instance)]
     kernels = registered(pass_name).values() if isinstance(wanted, str) else wanted
     allowed = allowed_instances(precision)
     own = [kernel for kernel in kernels if kernel.pass_name == pass_name and set(allowed) & set(kernel.dtypes)]
     first = {kernel.name: next(i for i in allowed if i in kernel.dtypes) for kernel in own}
-    return [(kernel, instance_for(kernel, problem, precision, arch) or first[kernel.name]) for kernel in own]
-
-
-def _automatic(problem: Problem, pass_name: str, precision: str) -> tuple[Kernel, str]:
-    reasons = []
-    for instance in allowed_instances(precision):
-        try:
-            return ops.choose_kernel("auto", pass_name, problem, instance), instance
-        except KernelError as error:
-            reasons.append(str(error))
-    raise KernelError("; ".join(reasons))
+    return [(kernel, instance_for(kernel, problem, precision, backend)[0] or first[kernel.name]) for kernel in own]
 
 
 def _release(meter: Bench) -> None:

@@ -146,7 +146,8 @@ class Bench:
         Raises:
             KernelError: the kernel cannot do the problem; the text is `Kernel.why_not`'s.
         """
-        kernel.require(problem, dtype, self.backend.arch)
+        if reason := self.backend.why_not(kernel, problem, dtype):
+            raise KernelError(reason)
         return kernel.plan(problem, dtype, self.backend.multiprocessors)
 
     def build(self, contenders: Iterable[tuple[Kernel, Problem, str]]) -> None:

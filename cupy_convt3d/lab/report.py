@@ -159,9 +159,9 @@ def _real_input(
     progress: Progress, registered: Mapping[str, Kernel], bench: Bench
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, list[RealInput]]:
     volume = mri_volume()
-    problem, arch = _upsampling(volume), bench.backend.arch
+    problem = _upsampling(volume)
     fprop = [kernel for kernel in registered.values() if kernel.pass_name == "fprop"]
-    able = [kernel for kernel in fprop if kernel.why_not(problem, "fp32", arch) is None]
+    able = [kernel for kernel in fprop if bench.backend.why_not(kernel, problem, "fp32") is None]
     upsampled, rows = None, []
     for kernel in progress.track(able, description="upsample the MRI volume"):
         result, row = upsample(bench, kernel, volume)

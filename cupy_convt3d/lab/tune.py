@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
-from ..dtypes import allowed_instances
+from ..choice import instance_for
 from ..kernel import Kernel
 from ..problem import Problem
 from ..source import code_digest
@@ -87,7 +87,7 @@ def _tune_problem(
     known = {kernel.name: database.find(question, problem, kernel) for kernel in own}
     waiting = []
     for kernel in own:
-        instance = instance_for(kernel, problem, question.precision, bench.backend.arch)
+        instance, _ = instance_for(kernel, problem, question.precision, bench.backend)
         if instance is not None and (again or known[kernel.name] is None):
             waiting.append((kernel, instance))
     if not waiting:
@@ -113,11 +113,6 @@ def _tune_problem(
     return found
 
 
-def instance_for(kernel: Kernel, problem: Problem, precision: str, arch: str | None) -> str | None:
-    """Return the loosest allowed dtype in which a kernel can do a problem, or None."""
-    return next((i for i in allowed_instances(precision) if kernel.why_not(problem, i, arch) is None), None)
-
-
 def _search(contest: Contest, kernel: Kernel, instance: str, default: Row) -> tuple[Kernel, Row, int]:
     """Return the quickest right configuration, its row, and how many were tried."""
     rows = {configured(kernel, tuple(sorted(kernel.tunables.items()))): default}
@@ -126,7 +121,7 @@ def _search(contest: Contest, kernel: Kernel, instance: str, default: Row) -> tu
     values = next(rounds, None)
     while values is not None:
         candidates = [configured(kernel, tuple(sorted({**best.tunables, **v}.items()))) for v in values]
-        able = [c for c in candidates if c not in rows and c.why_not(contest.problem, instance, contest.bench.backend.arch) is None]
+        able = [c for c in candidates if c not in rows and contest.bench.backend.why_not(c, contest.problem, instance) is None]
         contest.bench.build((candidate, contest.problem, instance) for candidate in able)
         before = best
         for candidate in able:

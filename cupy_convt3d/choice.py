@@ -1,0 +1,261 @@
+"""Who computes a call: the backend, and with `algorithm="auto"` the kernel and the dtype it is compiled for.
+
+"auto" takes what `convt3d tune` found quickest on this device for this problem, or for one near it. Where nothing was measured it
+takes the first kernel of `ORDER` that can do the problem, in the loosest arithmetic allowed. `convt3d info --why` shows both steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from . import registry, tuning
+from .arrays import Array, require_cupy
+from .backends.base import Backend
+from .dtypes import allowed_instances
+from .errors import BackendError, KernelError, ProblemError, ProblemTypeError
+from .kernel import ARCHITECTURES, Kernel, Limits
+from .problem import Problem
+from .tuning import Question, Tuned
+
+BACKENDS = ("cuda", "host", "torch")
+FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each with its instance, from loosest to strictest
+
+# The heuristic: kernels in the order in which they are tried on each architecture. The first that can do the problem is taken, in
+# the loosest of its instances that the precision allows. All are deterministic, and the last of each list takes every problem.
+_ONE_KIND_OF_LAYER = ("fprop_depthwise", "fprop_grouped", "fprop_patch_mma", "fprop_patch")
+_CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
+_FPROP = {
+    "host": ("fprop_patch", *_CUDA_CORES),  # what is cheap to run on a CPU
+    **dict.fromkeys(ARCHITECTURES, (*_ONE_KIND_OF_LAYER, "fprop_implicit_gemm_mma", *_CUDA_CORES)),
+    "sm_90a": (*_ONE_KIND_OF_LAYER, "fprop_rolling_wgmma", "fprop_implicit_gemm_mma", *_CUDA_CORES),
+}
+ORDER: dict[str, dict[str, tuple[str, ...]]] = {
+    "fprop": _FPROP,
+    "dgrad": dict.fromkeys(_FPROP, ("dgrad_gather",)),
+    "wgrad": dict.fromkeys(_FPROP, ("wgrad_reduce",)),
+}
+
+# What "auto" leaves to torch's own operator where it can be had (torch's CUDA tensors, no backend named), and why.
+_PLAIN = "the registered kernels of this pass are plain ones"
+LEFT_TO_TORCH = {
+    "fprop": "no `convt3d bench` has shown ours to be quicker on every named problem",
+    "dgrad": _PLAIN,
+    "wgrad": _PLAIN,
+}
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """What "auto" takes and why.
+
+    Attributes:
+        kernel, instance: what runs, and the dtype it is compiled for; None and "" where no kernel can, and `choose` then raises.
+        tuned: the database's answer; None where it has none, and `ORDER` decided.
+        passed_over: why each kernel that comes earlier in `ORDER` was not taken.
+    """
+
+    kernel: Kernel | None
+    instance: str
+    tuned: Tuned | None
+    passed_over: tuple[str, ...]
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What was looked up and tried, a line each."""
+        if self.tuned is None:
+            return ("database: nothing for this problem or one near it", *self.passed_over)
+        measured = "this very problem" if self.tuned.exact else f"the nearest that was measured, {self.tuned.measured_on}"
+        return (f"database: the quickest on {measured}, {self.tuned.elapsed_ms:.4g} ms",)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who computes a call: a kernel's instance of that dtype on a backend, or torch's own operator (no kernel)."""
+
+    kernel: Kernel | None
+    instance: str
+    backend: str
+    precision: str
+
+
+@lru_cache(maxsize=64)
+def backend_for(name: str, device: int = 0) -> Backend:
+    """Return the process's backend of that name for one device; it keeps what it has compiled.
+
+    Raises:
+        BackendError: no such backend, or what it needs is missing.
+    """
+    if name == "host":
+        from .backends.host import HostBackend
+
+        return HostBackend()
+    if name == "cuda":
+        require_cupy()
+        from .backends.cuda import CudaBackend
+
+        return CudaBackend(device)
+    raise BackendError(f"backend={name!r}: has no kernels to launch; 'cuda' and 'host' have")
+
+
+def decide(
+    pass_name: str,
+    problem: Problem,
+    arrays: Mapping[str, Array],
+    algorithm: str | Kernel,
+    fp32_precision: str | None,
+    backend: str | None,
+) -> Choice:
+    """Return who computes a pass on these arrays.
+
+    Raises:
+        ProblemError, KernelError, BackendError: as `conv_transpose3d`.
+    """
+    if not isinstance(algorithm, (str, Kernel)):
+        raise ProblemTypeError(f"algorithm={algorithm!r}: must be a kernel's name, a Kernel, 'auto' or 'library'")
+    first = next(iter(arrays.values()))
+    is_torch, automatic = first.library.name == "torch", isinstance(algorithm, str) and algorithm == "auto"
+    fp32 = _fp32_precision(fp32_precision, first)
+    where = _choose_backend(backend, algorithm, first)
+    if where == "torch" or (backend is None and automatic and is_torch and left_to_torch(pass_name)):
+        return Choice(None, first.dtype, "torch", fp32)
+    precision, runs_on = FP32_PRECISIONS[fp32] if first.dtype == "fp32" else first.dtype, backend_for(where, first.device.index)
+    if automatic:
+        volumes = (array.ref for name, array in arrays.items() if name != "weight")
+        layout = "channels_last" if any(ref.is_channels_last for ref in volumes) else "ncdhw"
+        try:
+            # Of the libraries only torch's calls keep a packed weight.
+            taken = choose(runs_on, pass_name, problem, precision, layout, packed=is_torch)
+        except KernelError:
+            if is_torch and backend is None:
+                return Choice(None, first.dtype, "torch", fp32)
+            raise
+        return Choice(taken.kernel, taken.instance, where, fp32)
+    kernel = _named(algorithm, pass_name)
+    instance, reason = instance_for(kernel, problem, precision, runs_on)
+    if instance is None:
+        raise KernelError(reason)
+    return Choice(kernel, instance, where, fp32)
+
+
+def choose(
+    backend: Backend, pass_name: str, problem: Problem, precision: str, layout: str = "ncdhw", *, packed: bool = True
+) -> Automatic:
+    """Return the kernel that "auto" takes for a problem on a backend, and why.
+
+    Answers are kept; saving tuning results or registering a kernel makes them anew.
+
+    Args:
+        backend: where it is to run.
+        precision: the loosest arithmetic allowed, of `dtypes.DTYPES`.
+        layout: "ncdhw" or "channels_last".
+        packed: whether the packed weight is kept, so that packing is not in the time.
+
+    Raises:
+        KernelError: no kernel can do the problem; says why of each.
+    """
+    question = Question(backend.device_name, pass_name, precision, layout)
+    found = _choose(question, problem, packed, backend.arch, backend.limits, registry.state(), tuning.state())
+    if found.kernel is None:
+        raise KernelError("; ".join(found.passed_over) or f"no {pass_name} kernel is registered")
+    return found
+
+
+def instance_for(kernel: Kernel, problem: Problem, precision: str, backend: Backend) -> tuple[str | None, str]:
+    """Return the loosest allowed dtype in which a kernel can do a problem on a backend, else None and the reason."""
+    return _instance_for(kernel, problem, precision, backend.arch, backend.limits)
+
+
+def left_to_torch(pass_name: str) -> str | None:
+    """Return why "auto" leaves a pass on torch's CUDA tensors to torch's own operator; None where it takes a kernel of ours."""
+    return LEFT_TO_TORCH.get(pass_name)
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    question: Question,
+    problem: Problem,
+    packed: bool,
+    arch: str | None,
+    limits: Limits | None,
+    *states: object,  # what the answer also depends on: the registered kernels and the database
+) -> Automatic:
+    known = registry.kernels(question.pass_name)
+    tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=known)
+    if tuned is not None:
+        return Automatic(tuned.kernel, tuned.instance, tuned, ())
+    passed_over: list[str] = []
+    order = ORDER[question.pass_name]
+    for name in order.get(arch or "host", order["sm_80"]):
+        if name in known and known[name].deterministic:
+            instance, reason = _instance_for(known[name], problem, question.precision, arch, limits)
+            if instance is not None:
+                return Automatic(known[name], instance, None, tuple(passed_over))
+            passed_over.append(reason)
+    return Automatic(None, "", None, tuple(passed_over))
+
+
+@lru_cache(maxsize=4096)
+def _instance_for(
+    kernel: Kernel, problem: Problem, precision: str, arch: str | None, limits: Limits | None
+) -> tuple[str | None, str]:
+    allowed = allowed_instances(precision)
+    reasons = []
+    for instance in [own for own in allowed if own in kernel.dtypes] or allowed[:1]:
+        reason = kernel.why_not(problem, instance, arch, limits)
+        if reason is None:
+            return instance, ""
+        reasons.append(reason)
+    return None, reasons[0]
+
+
+def _named(algorithm: str | Kernel, pass_name: str) -> Kernel:
+    if isinstance(algorithm, Kernel):
+        if algorithm.pass_name != pass_name:
+            raise ProblemError(f"algorithm={algorithm.name!r}: is a {algorithm.pass_name} kernel; must be one of {pass_name}")
+        return algorithm
+    known = registry.kernels(pass_name)
+    name = algorithm if algorithm in known else f"{pass_name}_{algorithm}"
+    if name not in known:
+        short = [kernel.removeprefix(f"{pass_name}_") for kernel in known]
+        raise ProblemError(f"algorithm={algorithm!r}: must be one of {', '.join(['auto', 'library', *short])}")
+    return known[name]
+
+
+def _fp32_precision(value: str | None, array: Array) -> str:
+    if value is not None:
+        if value not in FP32_PRECISIONS:
+            raise ProblemError(f"fp32_precision={value!r}: must be None or one of {', '.join(FP32_PRECISIONS)}")
+        return value
+    # "none" is what torch says after a legacy `allow_tf32 = False`; `cudnn.allow_tf32` itself can raise, so it is never read.
+    setting = sys.modules["torch"].backends.cudnn.conv.fp32_precision if array.library.name == "torch" else "ieee"
+    return setting if setting in FP32_PRECISIONS else "ieee"
+
+
+def _choose_backend(backend: str | None, algorithm: str | Kernel, array: Array) -> str:
+    is_torch, on_gpu = array.library.name == "torch", array.device.kind == "cuda"
+    if backend is not None and backend not in BACKENDS:
+        raise ProblemError(f"backend={backend!r}: must be None or one of {', '.join(BACKENDS)}")
+    if isinstance(algorithm, str) and algorithm == "library":
+        if backend not in (None, "torch"):
+            raise ProblemError(
+                f"algorithm='library', backend={backend!r}: 'library' is torch's own operator; the backend must be 'torch'"
+            )
+        backend = "torch"
+    if backend is None:
+        by_kernel = isinstance(algorithm, Kernel) or algorithm != "auto"
+        backend = "cuda" if on_gpu else "torch" if is_torch and not by_kernel else "host"
+    if backend == "torch" and not is_torch:
+        raise ProblemError(
+            f"backend='torch': is torch's own operator and takes torch tensors; {array.argument} is of {array.library.name}"
+        )
+    if backend == "torch" and algorithm not in ("auto", "library"):
+        raise ProblemError(
+            f"algorithm={algorithm!r}, backend='torch': must be 'auto' or 'library'; kernels run on 'cuda' and 'host'"
+        )
+    if backend != "torch" and (backend == "cuda") != on_gpu:
+        where = "a CUDA device" if backend == "cuda" else "the CPU"
+        raise ProblemError(f"backend={backend!r}: needs arrays on {where}; {array.argument} is on {array.device}")
+    return backend

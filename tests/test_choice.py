@@ -1,0 +1,308 @@
+"""Which kernel "auto" takes: the database's, else the first that can, on every architecture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cupy_convt3d as ct
+from cupy_convt3d import choice, registry, tuning
+from cupy_convt3d.arrays import Array, CupyLibrary, Device, Library, NumpyLibrary
+from cupy_convt3d.backends.base import TensorRef
+from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.choice import ORDER, choose, decide
+from cupy_convt3d.cli import main
+from cupy_convt3d.dtypes import DTYPES, allowed_instances
+from cupy_convt3d.kernel import ARCHITECTURES
+from cupy_convt3d.lab.suites import suite
+from cupy_convt3d.problem import PASSES, Problem
+from cupy_convt3d.source import code_digest
+from cupy_convt3d.tuning import Database, Entry
+
+SMALL = Problem(1, 2, 2, 3, 3)
+WIDE = Problem(2, 64, 64, 16, 3, padding=1)
+LAYERS = {
+    "depthwise": Problem(2, 64, 64, 16, 3, padding=1, groups=64),
+    "grouped": Problem(2, 32, 32, 16, 3, padding=1, groups=4),
+    "patch": Problem(2, 64, 32, 8, 2, 2),
+    "wide": WIDE,
+}
+
+
+def on(arch: str | None, shared_limit: int | None = None) -> HostBackend:
+    """A backend that says it is on that GPU; nothing is compiled."""
+    backend = HostBackend()
+    backend.arch, backend.device_name, backend.shared_limit = arch, f"GPU {arch}", shared_limit
+    return backend
+
+
+def taken(arch: str | None, problem: Problem, precision: str, pass_name: str = "fprop", limit: int | None = None) -> tuple[str, str]:
+    found = choose(on(arch, limit), pass_name, problem, precision)
+    assert found.kernel is not None
+    return found.kernel.name, found.instance
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database of our own, empty, and none that is shipped."""
+    monkeypatch.setenv("CONVT3D_TUNING", str(tmp_path / "own.json"))
+    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped.json")
+    return tmp_path / "own.json"
+
+
+def entry(kernel: str, arch: str = "sm_90a", problem: Problem = WIDE, **changes: Any) -> Entry:
+    known = registry.kernel(kernel)
+    made = Entry(
+        f"GPU {arch}", "fprop", str(problem), "tf32", "ncdhw", kernel, code_digest(known), "fp32", dict(known.tunables), 2.0, 3.0
+    )
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize(
+    ("layer", "precision", "arch", "expected"),
+    [
+        ("depthwise", "fp32", "sm_90a", ("fprop_depthwise", "fp32")),
+        ("depthwise", "bf16", "sm_80", ("fprop_depthwise", "bf16")),
+        ("depthwise", "tf32", "sm_90a", ("fprop_depthwise", "fp32")),
+        ("grouped", "tf32", "sm_90a", ("fprop_grouped", "fp32")),
+        ("grouped", "fp64", "sm_90a", ("fprop_implicit_gemm_simt", "fp64")),
+        ("patch", "tf32", "sm_80", ("fprop_patch_mma", "tf32")),
+        ("patch", "fp32", "sm_80", ("fprop_patch", "fp32")),
+        ("patch", "bf16", "sm_90a", ("fprop_patch_mma", "bf16")),
+        ("wide", "tf32", "sm_90a", ("fprop_rolling_wgmma", "tf32")),
+        ("wide", "tf32x3", "sm_90a", ("fprop_rolling_wgmma", "tf32x3")),
+        ("wide", "fp16", "sm_80", ("fprop_implicit_gemm_mma", "fp16")),
+        ("wide", "tf32", "sm_120", ("fprop_implicit_gemm_mma", "tf32")),
+        ("wide", "fp32", "sm_90a", ("fprop_implicit_gemm_simt", "fp32")),
+        ("wide", "fp64", "sm_100", ("fprop_implicit_gemm_simt", "fp64")),
+        ("wide", "tf32", None, ("fprop_implicit_gemm_simt", "fp32")),
+        ("wide", "bf16", None, ("fprop_tiled", "bf16")),
+    ],
+)
+def test_the_heuristic(layer: str, precision: str, arch: str | None, expected: tuple[str, str]) -> None:
+    assert taken(arch, LAYERS[layer], precision) == expected
+
+
+@pytest.mark.parametrize("arch", [None, *ARCHITECTURES])
+@pytest.mark.parametrize("pass_name", PASSES)
+def test_every_named_problem_gets_a_deterministic_kernel_in_an_allowed_instance(pass_name: str, arch: str | None) -> None:
+    assert set(ORDER[pass_name]) == {"host", *ARCHITECTURES}
+    assert {name for names in ORDER[pass_name].values() for name in names} <= set(registry.kernels(pass_name))
+    for problem in suite("named").values():
+        for precision in DTYPES:
+            found = choose(on(arch), pass_name, problem, precision)
+            assert found.kernel is not None and found.kernel.deterministic
+            assert found.instance in allowed_instances(precision)
+            assert found.kernel.why_not(problem, found.instance, arch) is None
+
+
+def test_what_the_order_ends_with_takes_every_problem() -> None:
+    odd = Problem(1, 3, 3, (2, 3, 2), (1, 2, 3), (3, 5, 1), (0, 1, 2), dilation=(7, 1, 3))
+    for orders in ORDER.values():
+        for names in orders.values():
+            assert all(registry.kernel(names[-1]).why_not(odd, dtype) is None for dtype in ("fp64", "fp32", "fp16", "bf16"))
+
+
+def test_each_kernel_passed_over_says_why() -> None:
+    steps = choose(on("sm_90a"), "fprop", WIDE, "fp32").steps
+    assert steps[0] == "database: nothing for this problem or one near it"
+    assert [step.split()[0].rstrip(":") for step in steps[1:]] == [
+        *("fprop_depthwise", "fprop_grouped", "fprop_patch_mma", "fprop_patch", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma")
+    ]
+    assert "has no fp32 instance (it has tf32" in steps[-1] and "one input channel a group" in steps[1]
+
+
+def test_shared_memory_that_the_gpu_has_not_is_a_reason() -> None:
+    assert taken("sm_90a", WIDE, "tf32", limit=227 << 10)[0] == "fprop_rolling_wgmma"
+    found = choose(on("sm_90a", 99 << 10), "fprop", WIDE, "tf32")
+    assert found.kernel is not None and found.kernel.name == "fprop_implicit_gemm_mma"
+    needed = max(launch.shared_bytes for launch in registry.kernel("fprop_rolling_wgmma").plan(WIDE, "tf32").launches)
+    assert f"a block needs {needed} bytes of shared memory, this GPU gives it 101376" in found.steps[-1], "of the loosest instance"
+    assert taken("sm_90a", WIDE, "tf32", limit=1 << 10)[0] in ("fprop_tiled", "fprop_residue", "fprop_gather")
+
+
+def test_the_limit_is_held_against_the_plan_for_this_gpus_multiprocessors() -> None:
+    """Their number decides the tile."""
+    patch, problem = registry.kernel("fprop_patch_mma"), LAYERS["patch"]
+    needed = {count: max(launch.shared_bytes for launch in patch.plan(problem, "tf32", count).launches) for count in (3, 1000)}
+    assert needed[3] < needed[1000]
+    backend = on("sm_80", needed[3])
+    assert backend.why_not(patch, problem, "tf32") is None
+    backend.multiprocessors = 1000
+    assert f"a block needs {needed[1000]} bytes" in (backend.why_not(patch, problem, "tf32") or "")
+    assert choose(backend, "fprop", problem, "tf32").kernel is not patch
+
+
+def test_the_limit_holds_for_the_database_and_for_a_kernel_by_name(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Database([entry("fprop_rolling_wgmma", instance="tf32")]).save(own)
+    assert choose(on("sm_90a"), "fprop", WIDE, "tf32").tuned is not None
+    assert choose(on("sm_90a", 99 << 10), "fprop", WIDE, "tf32").tuned is None
+    monkeypatch.setattr(choice, "backend_for", lambda *_: on("sm_90a", 99 << 10))
+    with pytest.raises(ct.KernelError, match="this GPU gives it 101376"):
+        decide("fprop", WIDE, given(NumpyLibrary(), "cpu"), "rolling_wgmma", "tf32", "host")
+
+
+def test_what_was_measured_comes_first_and_at_once(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    near = replace(WIDE, batch=4)
+    assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_rolling_wgmma"
+    Database([entry("fprop_tiled", tunables={**registry.kernel("fprop_tiled").tunables, "TILE_DEPTH": 16})]).save(own)
+    found = choose(on("sm_90a"), "fprop", WIDE, "tf32")
+    assert found.kernel is not None and (found.kernel.name, found.instance) == ("fprop_tiled", "fp32")
+    assert found.kernel.tunables["TILE_DEPTH"] == 16
+    assert found.steps == ("database: the quickest on this very problem, 2 ms",)
+    assert choose(on("sm_90a"), "fprop", WIDE, "tf32", packed=False).steps[0].endswith("3 ms")
+    assert choose(on("sm_90a"), "fprop", near, "tf32").steps == (f"database: the quickest on the nearest that was measured, {WIDE}, 2 ms",)
+    for other in (("sm_80", "tf32", "ncdhw"), ("sm_90a", "bf16", "ncdhw"), ("sm_90a", "tf32", "channels_last")):
+        assert choose(on(other[0]), "fprop", WIDE, *other[1:]).tuned is None
+    Database([entry("fprop_residue", device=HostBackend().device_name, problem=str(SMALL))]).save(own)
+    assert main(["info", "--why", str(SMALL)]) == 0
+    out = capsys.readouterr().out
+    if f'algorithm="auto" on {HostBackend().device_name} (host):' in out:  # where there is no GPU
+        assert "fprop tf32 ncdhw: fprop_residue [fp32]\n    database: the quickest on this very problem, 2 ms" in out
+        assert "fprop tf32 channels_last: fprop_implicit_gemm_simt [fp32]\n    database: nothing" in out
+
+
+def test_a_seen_problem_is_one_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = on("sm_90a")
+    first = choose(backend, "fprop", WIDE, "tf32")
+    monkeypatch.setattr(registry, "kernels", None)
+    monkeypatch.setattr(tuning, "lookup", None)
+    assert choose(on("sm_90a"), "fprop", Problem.parse(str(WIDE)), "tf32") is first
+
+
+def test_a_kernel_registered_in_this_process_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_own", {})
+    before = choose(on("sm_80"), "fprop", WIDE, "fp32").kernel
+    assert before is not None
+    mine = ct.Kernel.from_source(before.source, before.name)
+    registry.register(mine, replace=True)
+    assert choose(on("sm_80"), "fprop", WIDE, "fp32").kernel is mine
+    atomic = ct.Kernel.from_source(registry.kernel("fprop_scatter").source, before.name)
+    registry.register(atomic, replace=True)
+    assert taken("sm_80", WIDE, "fp32")[0] == "fprop_tiled", "not deterministic"
+
+
+def given(library: Library, device: str, layout: str = "ncdhw") -> dict[str, Array]:
+    """Arrays of WIDE that have no memory."""
+    shapes = {"input": WIDE.input_shape, "weight": WIDE.weight_shape}
+    arrays = {}
+    for name, shape in shapes.items():
+        strides = [1] * 5
+        axes = (1, 4, 3, 2, 0) if layout == "channels_last" and name == "input" else (4, 3, 2, 1, 0)
+        step = 1
+        for axis in axes:
+            strides[axis], step = step, step * shape[axis]
+        arrays[name] = Array(name, None, TensorRef(0, shape, tuple(strides)), "fp32", Device(device), library)
+    return arrays
+
+
+def test_the_layout_and_whether_packing_counts_follow_the_arrays(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    assert torch
+    Database([
+        entry("fprop_tiled", median_ms=1.0, with_packing_ms=9.0),
+        entry("fprop_residue", median_ms=8.0, with_packing_ms=2.0),
+        entry("fprop_gather", layout="channels_last"),
+    ]).save(own)  # fmt: skip
+    monkeypatch.setattr(choice, "backend_for", lambda *_: on("sm_90a"))
+
+    def name(library: Library, layout: str) -> str:
+        kernel = decide("fprop", WIDE, given(library, "cuda", layout), "auto", "tf32", "cuda").kernel
+        assert kernel is not None
+        return kernel.name
+
+    assert name(ct.arrays.TorchLibrary(), "ncdhw") == "fprop_tiled", "torch keeps the packed weight"
+    assert name(CupyLibrary(), "ncdhw") == "fprop_residue", "CuPy's is packed in each call"
+    assert name(CupyLibrary(), "channels_last") == "fprop_gather"
+
+
+def test_torchs_plans_follow_what_is_tuned_and_registered_in_this_process(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from cupy_convt3d import torch_plan
+
+    planned: list[ct.Kernel] = []
+    init = torch_plan._KernelPlan.__init__
+
+    def spy(plan: Any, kernel: ct.Kernel, *rest: Any) -> None:
+        planned.append(kernel)
+        init(plan, kernel, *rest)
+
+    monkeypatch.setattr(torch_plan._KernelPlan, "__init__", spy)
+    monkeypatch.setattr(torch_plan, "_plans", {})
+    monkeypatch.setattr(registry, "_own", {})
+    x, w = torch.ones(SMALL.input_shape, dtype=torch.float16), torch.ones(SMALL.weight_shape, dtype=torch.float16)
+
+    def kernel(**options: Any) -> ct.Kernel:
+        for _ in range(2):
+            ct.conv_transpose3d(x, w, backend="host", **options)
+        (made,) = planned
+        planned.clear()
+        return made
+
+    assert kernel().name == "fprop_tiled"
+    Database([entry("fprop_residue", device=HostBackend().device_name, problem=str(SMALL), precision="fp16", instance="fp16")]).save(own)
+    assert kernel().name == "fprop_residue"
+    assert kernel(algorithm="gather").name == "fprop_gather"
+    mine = ct.Kernel.from_source(registry.kernel("fprop_gather").source, "fprop_gather")
+    registry.register(mine, replace=True)
+    assert kernel(algorithm="gather") is mine
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("pass_name", PASSES)
+def test_a_pass_is_left_to_torch_on_its_own_cuda_tensors_only(
+    pass_name: str, left: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(choice, "LEFT_TO_TORCH", {pass_name: "it is slow"} if left else {})
+    monkeypatch.setattr(choice, "backend_for", lambda *_: on("sm_90a"))
+
+    def chosen(library: Library, backend: str | None, algorithm: str = "auto") -> ct.Kernel | None:
+        return decide(pass_name, WIDE, given(library, "cuda"), algorithm, "ieee", backend).kernel
+
+    ours = choose(on("sm_90a"), pass_name, WIDE, "fp32").kernel
+    assert chosen(ct.arrays.TorchLibrary(), None) is (None if left else ours)
+    assert chosen(ct.arrays.TorchLibrary(), "torch") is None
+    for library, backend in ((ct.arrays.TorchLibrary(), "cuda"), (CupyLibrary(), None)):
+        assert chosen(library, backend) is ours
+    last = ORDER[pass_name]["sm_90a"][-1]
+    assert chosen(ct.arrays.TorchLibrary(), None, last) is registry.kernel(last)
+    assert main(["info", "--why", str(SMALL)]) == 0
+    assert (f"{pass_name} on torch's CUDA tensors: torch's own operator; it is slow" in capsys.readouterr().out) is left
+
+
+def test_torchs_tensors_fall_back_on_torch_where_no_kernel_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(choice, "LEFT_TO_TORCH", {})
+    monkeypatch.setattr(choice, "backend_for", lambda *_: on("sm_75"))
+    fallen = decide("fprop", WIDE, given(ct.arrays.TorchLibrary(), "cuda"), "auto", "ieee", None)
+    assert (fallen.kernel, fallen.backend) == (None, "torch")
+    for library, backend in ((ct.arrays.TorchLibrary(), "cuda"), (CupyLibrary(), None)):
+        with pytest.raises(ct.KernelError, match=r"fprop_gather is for sm_80, .*, not for sm_75"):
+            decide("fprop", WIDE, given(library, "cuda"), "auto", "ieee", backend)
+
+
+def test_fp32_precision_follows_torch() -> None:
+    torch = pytest.importorskip("torch")
+    array = ct.arrays.read("input", torch.zeros(1))
+    before = torch.backends.cudnn.conv.fp32_precision
+    try:
+        for setting, meaning in (("none", "ieee"), ("ieee", "ieee"), ("tf32", "tf32")):
+            torch.backends.cudnn.conv.fp32_precision = setting
+            assert choice._fp32_precision(None, array) == meaning
+            assert choice._fp32_precision("tf32x3", array) == "tf32x3"
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = before
+
+
+def test_the_refusal_of_a_kernel_by_name_is_of_the_instance_it_has() -> None:
+    arrays = given(NumpyLibrary(), "cpu")
+    with pytest.raises(ct.KernelError, match="it is for kernel = stride"):
+        decide("fprop", WIDE, arrays, "patch", "tf32", None)
+    with pytest.raises(ct.KernelError, match="has no fp32 instance"):
+        decide("fprop", WIDE, arrays, "implicit_gemm_mma", "ieee", None)
+    assert decide("fprop", WIDE, arrays, "implicit_gemm_mma", "tf32x3", None).instance == "tf32x3"
+    assert decide("fprop", WIDE, arrays, "gather", "tf32", None).instance == "fp32"
