@@ -335,30 +335,49 @@ struct Place {
   int group, channel_tile, m_tile;
 };
 
-// What all roles walk through alike. A step costs as many units as it has taps in h; the block owns those that begin in its share.
+// What all roles walk through alike. A column costs as many units as it has steps and taps in h. As long as there is a column for
+// every block they take whole ones, neighbours at the same time, so that what their tiles share is read from L2. The rest is cut into
+// equal shares; a block owns the steps that begin in its own.
 struct Walk {
   const Problem& problem;
   const ClassTaps taps_h;
-  const int channel_tiles, m_tiles, chains, steps, warm_up;
-  int unit, end;
+  const int columns, channel_tiles, m_tiles, chains, steps, warm_up;
+  int round, unit, end;
 
-  __device__ Walk(const Problem& problem_, ClassTaps taps_h_, int channel_tiles_, int m_tiles_, int chains_, int steps_,
-                  int warm_up_)
+  __device__ Walk(const Problem& problem_, ClassTaps taps_h_, int columns_, int channel_tiles_, int m_tiles_, int chains_,
+                  int steps_, int warm_up_)
       : problem(problem_),
         taps_h(taps_h_),
+        columns(columns_),
         channel_tiles(channel_tiles_),
         m_tiles(m_tiles_),
         chains(chains_),
         steps(steps_),
-        warm_up(warm_up_) {
-    const long long units =
-        static_cast<long long>(problem.groups) * channel_tiles * m_tiles * chains * steps * problem.kernel_size[1];
-    unit = static_cast<int>(units * blockIdx.x / gridDim.x);
-    end = static_cast<int>(units * (blockIdx.x + 1) / gridDim.x);
+        warm_up(warm_up_),
+        round(0),
+        unit(0),
+        end(0) {}
+
+  __device__ bool next_share() {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x), in_column = steps * problem.kernel_size[1];
+    const int rounds = columns / blocks;
+    if (round > rounds) return false;
+    if (round < rounds) {
+      unit = (round * blocks + block) * in_column;
+      end = unit + in_column;
+    } else {
+      const int first = rounds * blocks * in_column;
+      const long long rest = static_cast<long long>(columns - rounds * blocks) * in_column;
+      unit = first + static_cast<int>(rest * block / blocks);
+      end = first + static_cast<int>(rest * (block + 1) / blocks);
+    }
+    ++round;
+    return true;
   }
 
   __device__ bool next(Segment& segment) {
-    while (unit < end) {
+    while (unit < end || next_share()) {
+      if (unit >= end) continue;
       const int in_column = steps * problem.kernel_size[1];
       const int column = unit / in_column;
       int begin = column * in_column;
@@ -455,7 +474,7 @@ template <Source kind, class Next, class Step>
 __device__ __forceinline__ void fill_cells(Cell* cells, int count, Next next, const scalar_t* source, Step channel_step,
                                            bool inside, int live) {
   constexpr int BATCH = kind == WHOLE_CELLS ? 4 : PARTS == 2 || sizeof(scalar_t) == 2 ? 1 : 2;  // loads in flight
-#pragma unroll(kind == RAW_COPY && sizeof(scalar_t) == 4 ? CELLS / BATCH : 1)
+#pragma unroll(kind == RAW_COPY && BATCH == 2 ? CELLS / 2 : 1)
   for (int first = 0; first < count; first += BATCH) {
     scalar_t values[BATCH][VECTOR];
 #pragma unroll
@@ -539,7 +558,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     const int step, const int merged_w, const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells,
     const int cells_launch, const int taps_hw, const int period_h, const int offset_step_h, const int rows,
     const int pitch, const int m_first, const int m_tiles, const int positions, const int span, const int offset_h, const int offset_w, const int chains, const int first_step,
-    const int steps, const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages,
+    const int steps, const int columns, const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages,
     const int slabs, const int raws, const int slab_bytes, const int stage_bytes, const int raw_length) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
@@ -591,7 +610,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 #endif
     const int loader = static_cast<int>(threadIdx.x) - CONSUMERS * 128;
     if (loader < loaders) {
-      Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
+      Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
       const auto load = [&](auto tag) {
         constexpr Source kind = decltype(tag)::kind;
         constexpr int RUN = kind == RAW_COPY && sizeof(scalar_t) == 2 ? 2 : 1;  // neighbours that a thread turns at once
@@ -665,7 +684,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         load(SourceTag<ANY_STRIDES>{});
       }
     } else if (loader < loaders + 32 && from_cells) {
-      Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
+      Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
       const unsigned cell_bytes = static_cast<unsigned>(positions) * 16;
       const int cell_rows = PARTS * cell_count;
       while (walk.next(segment)) {
@@ -688,7 +707,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       }
     } else if (loader < loaders + 32) {
-      Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
+      Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
       while (whole_planes && walk.next(segment)) {
         const Place place = walk.place(segment.column);
         const int origin = m_first + place.m_tile * tile_rows - (offset_h * pitch + offset_w);
@@ -719,7 +738,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       }
     } else if (loader < loaders + 64 && lane == 0) {
-      Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
+      Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
       int held = -1;
       while (walk.next(segment)) {
         const int tile = walk.tile(segment);
@@ -766,7 +785,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const int stride_w = SPECIALIZED(STRIDE_W, problem.stride[2]), dilation_w = SPECIALIZED(DILATION_W, problem.dilation[2]);
   const ClassTaps taps_w = class_taps(stride_w, dilation_w);
   const int column_taps = SPECIALIZED(KERNEL_W, problem.kernel_size[2]) / merged;  // of w, in slabs of their own
-  Walk walk(problem, taps_h, channel_tiles, m_tiles, chains, steps, warm_up);
+  Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
   int held = -1;
   bool fresh = false;             // the resident slabs have not been waited for yet
   unsigned resident_parity = 1u;  // of the load they came with
