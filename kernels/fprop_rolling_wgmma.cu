@@ -473,7 +473,7 @@ struct SourceTag {
 template <Source kind, class Next, class Step>
 __device__ __forceinline__ void fill_cells(Cell* cells, int count, Next next, const scalar_t* source, Step channel_step,
                                            bool inside, int live) {
-  constexpr int BATCH = kind == WHOLE_CELLS ? 4 : PARTS == 2 || sizeof(scalar_t) == 2 ? 1 : 2;  // loads in flight
+  constexpr int BATCH = kind == WHOLE_CELLS ? 4 / PARTS : PARTS == 2 || sizeof(scalar_t) == 2 ? 1 : 2;  // loads in flight
 #pragma unroll(kind == RAW_COPY && BATCH == 2 ? CELLS / 2 : 1)
   for (int first = 0; first < count; first += BATCH) {
     scalar_t values[BATCH][VECTOR];
@@ -636,26 +636,20 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
               if (kind == RAW_COPY) mbarrier_wait_patiently(raw.full(), raw.parity);
               mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
               Cell* cells = reinterpret_cast<Cell*>(stage_memory + stage.slot * stage_bytes);
-              if constexpr (RUN == 2) {  // pairs that begin on a word of the copy
-                const scalar_t* copy = raw_memory + raw.slot * chunk_size * raw_length;
-                for (int position = RUN * loader - (origin & (RUN - 1)); position < positions; position += RUN * loaders) {
-                  const int first = position < 0 ? -1 : raw_index[position];
-                  const int second = position + 1 < positions ? raw_index[position + 1] : -1;
-                  if (first >= 0 && first % 2 == 0 && second == first + 1) {
-                    fill_cell_pairs(cells + position, cell_count, positions, copy + first, raw_length, live);
-                  } else {
-#pragma unroll 1
-                    for (int i = position < 0 ? 1 : 0; i < 2 && position + i < positions; ++i) {
-                      const int index = i == 0 ? first : second;
-                      fill_cells<kind>(cells + position + i, cell_count, positions, copy + index, raw_length, index >= 0, live);
-                    }
-                  }
-                }
-              } else for (int position = loader; position < positions; position += loaders) {
+              const scalar_t* copy = raw_memory + raw.slot * chunk_size * raw_length;
+              for (int position = RUN * loader - (origin & (RUN - 1)); position < positions; position += RUN * loaders) {
                 if (kind == RAW_COPY) {
-                  const int index = raw_index[position];
-                  fill_cells<kind>(cells + position, cell_count, positions, raw_memory + raw.slot * chunk_size * raw_length + index, raw_length,
-                                   index >= 0, live);
+                  const int first = position < 0 ? -1 : raw_index[position];
+                  const int second = RUN == 2 && position + 1 < positions ? raw_index[position + 1] : -1;
+                  if (RUN == 2 && first >= 0 && first % 2 == 0 && second == first + 1) {  // begins on a word of the copy
+                    fill_cell_pairs(cells + position, cell_count, positions, copy + first, raw_length, live);
+                    continue;
+                  }
+#pragma unroll 1
+                  for (int i = position < 0 ? 1 : 0; i < RUN && position + i < positions; ++i) {
+                    const int index = i == 0 ? first : second;
+                    fill_cells<kind>(cells + position + i, cell_count, positions, copy + index, raw_length, index >= 0, live);
+                  }
                 } else {
                   const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
                   const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];

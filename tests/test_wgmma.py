@@ -7,12 +7,14 @@ import pytest
 
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.backends.nvrtc import _cuda_includes
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import LaunchError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
+from cupy_convt3d.source import Instance, device_source, include_directory
 
 SMALL = {"CONSUMERS": 1, "PRODUCERS": 1, "TILES_M": 1}  # 256 threads
 # Several tiles, planes and slabs: rings go round, blocks cut columns, the input is copied in bulk (planes of whole cells).
@@ -125,3 +127,22 @@ def test_mistakes_in_the_pipeline_are_found(mistake: str) -> None:
         except LaunchError as error:
             found.append(str(error))
     assert found, mistake
+
+
+@pytest.mark.parametrize("dtype", kernels()["fprop_rolling_wgmma"].dtypes)
+def test_every_fence_is_in_the_binary(dtype: str) -> None:
+    """A compiler once left one out of the three ways to read the input, which no host can notice: it races on a GPU only."""
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+    kernel = kernels()["fprop_rolling_wgmma"]
+    problem = Problem(2, 32, 32, (8, 16, 32), (3, 3, 3))
+    instance = Instance(kernel, dtype, kernel.plan(problem, dtype).specialization)
+    try:
+        program = nvrtc.createProgram(device_source(instance), "kernel.cu", (), ())
+    except Exception as error:
+        pytest.skip(f"NVRTC is not there: {error}")
+    defines = [f"-D{define}" for define in instance.defines]
+    nvrtc.compileProgram(program, ("-arch=compute_90a", "--std=c++17", f"-I{include_directory()}", *_cuda_includes(), *defines,
+                                   "--device-as-default-execution-space"))
+    ptx = nvrtc.getPTX(program)
+    text = ptx.decode() if isinstance(ptx, bytes) else ptx
+    assert text.count("fence.proxy.async") == 3
