@@ -36,8 +36,8 @@ cells_launch = "0 if classes_h == 1 and products * out_tiles <= 24 and 4 * parts
 accumulators = "192 if cells_launch else 144"
 fit_1 = "max(1, min(accumulators // (4 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
 fit_2 = "max(1, min(accumulators // (8 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
-tiles_1 = "fit_1 - 1 if fit_1 > 1 and out_tiles % fit_1 > 0 and out_tiles % (fit_1 - 1) == 0 else ceil_div(out_tiles, ceil_div(out_tiles, fit_1))"
-tiles_2 = "fit_2 - 1 if fit_2 > 1 and out_tiles % fit_2 > 0 and out_tiles % (fit_2 - 1) == 0 else ceil_div(out_tiles, ceil_div(out_tiles, fit_2))"
+tiles_1 = "fit_1 if out_tiles % fit_1 == 0 else fit_1 - 1 if fit_1 > 1 and out_tiles % (fit_1 - 1) == 0 else fit_1 - 2 if fit_1 > 2 and out_tiles % (fit_1 - 2) == 0 else ceil_div(out_tiles, ceil_div(out_tiles, fit_1))"
+tiles_2 = "fit_2 if out_tiles % fit_2 == 0 else fit_2 - 1 if fit_2 > 1 and out_tiles % (fit_2 - 1) == 0 else fit_2 - 2 if fit_2 > 2 and out_tiles % (fit_2 - 2) == 0 else ceil_div(out_tiles, ceil_div(out_tiles, fit_2))"
 # What of the time of its products a block reads rows (4 / eights of columns) and gets weights, in thousandths.
 cost_1 = "(500 + 4000 // (products * tiles_1) + 375) * tiles_1 * ceil_div(out_tiles, tiles_1)"
 cost_2 = "(500 + 4000 // (products * tiles_2) + 188) * tiles_2 * ceil_div(out_tiles, tiles_2)"
@@ -870,36 +870,41 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       if (s >= segment.begin) {
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
         const Place place = walk.place(static_cast<int>(keep(static_cast<unsigned>(segment.column))));  // here, not before the loop
+        const int first_channel = place.channel_tile * channels8 * 8 + lane % 4 * 2;
+        // The rows of this thread, side by side so that many stores are on their way: its first channel there, and its first w.
+        scalar_t* target[2 * M_TILES];
+        int w[2 * M_TILES];
 #pragma unroll
-        for (int m = 0; m < tiles; ++m) {
+        for (int r = 0; r < 2 * tiles; ++r) {
+          const int warp_row = warpgroup * tiles * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+          const int f = m_first + place.m_tile * tile_rows + warp_row + r / 2 * 64 + r % 2 * 8;
+          const int row = f / pitch, n = row / rows;
+          const int residue_h = segment.class_h * problem.dilation[1] % problem.stride[1];
+          const int h = row % rows * problem.stride[1] + residue_h - problem.padding[1];
+          const bool live = n < problem.batch && h >= 0 && h < problem.output_size[1];
+          w[r] = live ? f % pitch * stride_w - problem.padding[2] : -stride_w;  // no output for any residue
+          target[r] = output.at(n, place.group * out_channels + first_channel, first_plane, h, 0) + w[r] * output.stride[4];
+        }
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int warp_row = warpgroup * tiles * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
-            const int f = m_first + place.m_tile * tile_rows + warp_row + m * 64 + half * 8;
-            const int row = f / pitch, n = row / rows;
-            const int residue_h = segment.class_h * problem.dilation[1] % problem.stride[1];
-            const int h = row % rows * problem.stride[1] + residue_h - problem.padding[1];
-            const int w = f % pitch * stride_w - problem.padding[2];
-            if (n >= problem.batch || h < 0 || h >= problem.output_size[1]) continue;
-            const int first_channel = place.channel_tile * channels8 * 8 + lane % 4 * 2;
+        for (int t = 0; t < flush; ++t) {
+          const int d = first_plane + t * problem.dilation[0];
+          const bool live = d >= 0 && d < problem.output_size[0];
 #pragma unroll
-            for (int t = 0; t < flush; ++t) {
-              const int d = first_plane + t * problem.dilation[0];
-              if (d < 0 || d >= problem.output_size[0]) continue;
-              scalar_t* target = output.at(n, place.group * out_channels + first_channel, d, h, 0) + w * output.stride[4];
+          for (int i = 0; i < channels8 * 2; ++i) {  // channels 0, 1, 8, 9, 16, ... of this thread
+            const int channel = first_channel + i / 2 * 8 + i % 2;
+            if (live && channel < out_channels) {
+              const accum_t start = bias == nullptr ? 0.0f : to_accum(bias[place.group * out_channels + channel]);
 #pragma unroll
-              for (int i = 0; i < channels8 * 2; ++i) {  // channels 0, 1, 8, 9, 16, ... of this thread
-                const int channel = i / 2 * 8 + i % 2;
-                if (first_channel + channel >= out_channels) break;
-                const accum_t start = bias == nullptr ? 0.0f : to_accum(bias[place.group * out_channels + first_channel + channel]);
+              for (int r = 0; r < 2 * tiles; ++r) {
                 if (t < slot_count) {
 #pragma unroll
                   for (int jw = 0; jw < stored_w; ++jw) {
                     const int residue = jw * dilation_w % stride_w;
-                    const int product = jw / merged * tiles + m, column8 = t * slot8 + jw % merged * channels8 + i / 2;
-                    const float sum = sums[(product * columns8 + column8) * 4 + half * 2 + i % 2];
-                    if (w + residue >= 0 && w + residue < problem.output_size[2]) {
-                      target[residue * output.stride[4]] = to_scalar(sum + start);
+                    const int product = jw / merged * tiles + r / 2, column8 = t * slot8 + jw % merged * channels8 + i / 2;
+                    float& sum = sums[(product * columns8 + column8) * 4 + r % 2 * 2 + i % 2];
+                    sum += start;
+                    if (static_cast<unsigned>(w[r] + residue) < static_cast<unsigned>(problem.output_size[2])) {
+                      target[r][residue * output.stride[4]] = to_scalar(sum);
                     }
                   }
                 }
@@ -907,13 +912,19 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 #pragma unroll(STRIDE_W <= 4 ? STRIDE_W : 1)
                   for (int residue = 0; residue < stride_w; ++residue) {
                     const bool stored = t < slot_count && residue % (stride_w / stored_w) == 0;
-                    if (stored || w + residue < 0 || w + residue >= problem.output_size[2]) continue;
-                    target[residue * output.stride[4]] = to_scalar(start);
+                    if (!stored && static_cast<unsigned>(w[r] + residue) < static_cast<unsigned>(problem.output_size[2])) {
+                      target[r][residue * output.stride[4]] = to_scalar(start);
+                    }
                   }
                 }
-                target += (i % 2 == 0 ? 1 : 7) * output.stride[1];
               }
             }
+#pragma unroll
+            for (int r = 0; r < 2 * tiles; ++r) target[r] += (i % 2 == 0 ? 1 : 7) * output.stride[1];
+          }
+#pragma unroll
+          for (int r = 0; r < 2 * tiles; ++r) {
+            target[r] += problem.dilation[0] * output.stride[2] - channels8 * 8 * output.stride[1];
           }
         }
       }

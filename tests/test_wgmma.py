@@ -7,14 +7,14 @@ import pytest
 
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.host import HostBackend
-from cupy_convt3d.backends.nvrtc import _cuda_includes
+from cupy_convt3d.backends.nvrtc import _cuda_includes, device_source
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import LaunchError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
-from cupy_convt3d.source import Instance, device_source, include_directory
+from cupy_convt3d.source import Instance, include_directory
 
 SMALL = {"CONSUMERS": 1, "PRODUCERS": 1, "TILES_M": 1}  # 256 threads
 # Several tiles, planes and slabs: rings go round, blocks cut columns, the input is copied in bulk (planes of whole cells).
