@@ -20,6 +20,7 @@ CELLS_LAUNCH = "cells_launch"
 KERNEL_W = "kernel_w"
 STRIDE_W = "stride_w"
 DILATION_W = "dilation_w"
+WHOLE_TILES = "whole_tiles"
 
 [constants]
 slots = "kernel_d"
@@ -45,6 +46,7 @@ fits_2 = "8 * parts * products * classes_w * tiles_2 <= accumulators"
 thread_tiles = "TILES_M if TILES_M > 0 else 2 if fits_2 and cost_2 < cost_1 else 1"
 slot_tiles = "tiles_2 if thread_tiles == 2 else tiles_1"
 channel_tiles = "ceil_div(out_tiles, slot_tiles)"
+whole_tiles = "1 if out_channels_per_group % (8 * slot_tiles) == 0 else 0"
 tile_m = "CONSUMERS * thread_tiles * 64"
 
 # Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
@@ -76,10 +78,11 @@ slab_bytes = "128 * chunk_cells * products * slot_tiles * parts"
 stage_bytes = "16 * chunk_cells * positions * parts"
 raw_length = "positions + 4 * (16 // itemsize)"
 raw_bytes = "16 * chunk_cells * raw_length"
-shared_limit = "231424 - 4 * positions"
+shared_limit = "231424 - 4 * positions - 2048 * CONSUMERS"
 stages = "4 if cells_launch and 4 * stage_bytes + 4 * slab_bytes <= shared_limit else 2"
 raws = "2 if not cells_launch and rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * slab_bytes <= shared_limit else 0"
 slabs = "min(58, taps_hw * chunks, (shared_limit - stages * stage_bytes - raws * raw_bytes) // slab_bytes)"
+rows_at = "1024 + stages * stage_bytes + slabs * slab_bytes + raws * raw_bytes"
 weight_slabs = "groups * channel_tiles * taps_hw * chunks"
 columns = "groups * channel_tiles * m_tiles * chains"
 producers = "1 if cells_launch else PRODUCERS"
@@ -116,7 +119,7 @@ block = 256
 symbol = "convt3d_fprop_rolling_wgmma"
 grid = "min(multiprocessors, columns * steps * kernel_h) if batch > 0 else 0"
 block = "(CONSUMERS + producers) * 128"
-shared_bytes = "1024 + stages * stage_bytes + raws * raw_bytes + slabs * slab_bytes + 4 * positions"
+shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
 */
 // The transposed convolution as matrix products of Hopper's warpgroups, rolling along the depth.
 //
@@ -185,6 +188,9 @@ shared_bytes = "1024 + stages * stage_bytes + raws * raw_bytes + slabs * slab_by
 #endif
 #ifndef DILATION_W
 #define DILATION_W 1
+#endif
+#ifndef WHOLE_TILES
+#define WHOLE_TILES 0
 #endif
 
 #if defined(__CUDACC__)
@@ -330,6 +336,12 @@ struct Segment {
   int first, begin, end;  // steps from `first` on fill the slots, those from `begin` on are stored
 };
 
+// Where a row of products goes: its first w, and its offset in the output at channel 0 of the tile and plane 0.
+struct alignas(16) RowPlace {
+  index_t offset;
+  int w;
+};
+
 // Where a column lies.
 struct Place {
   int group, channel_tile, m_tile;
@@ -399,7 +411,7 @@ struct Walk {
   }
 
   // Group * channel_tiles + channel tile.
-  __device__ int tile(const Segment& segment) const { return segment.column / chains / m_tiles; }
+  __device__ int tile(int column) const { return column / chains / m_tiles; }
 
   __device__ Place place(int column) const {
     column /= chains;
@@ -554,12 +566,13 @@ extern "C" __global__ void convt3d_lay_out_cells(const Problem problem, const Vi
 
 extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1) convt3d_fprop_rolling_wgmma(
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
-    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output, const int slots,
+    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output, const int in_channels_per_group,
+    const int out_channels_per_group, const int slots,
     const int step, const int merged_w, const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells,
     const int cells_launch, const int taps_hw, const int period_h, const int offset_step_h, const int rows,
     const int pitch, const int m_first, const int m_tiles, const int positions, const int span, const int offset_h, const int offset_w, const int chains, const int first_step,
     const int steps, const int columns, const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages,
-    const int slabs, const int raws, const int slab_bytes, const int stage_bytes, const int raw_length) {
+    const int slabs, const int raws, const int slab_bytes, const int stage_bytes, const int raw_length, const int rows_at) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
   const int merged = SPECIALIZED(MERGED_W, merged_w), class_count = SPECIALIZED(CLASSES_W, classes_w);
@@ -570,12 +583,14 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const int loaders = from_cells ? 0 : feeders - 64;  // threads; the last two warps copy
   const int columns8 = slot_count * slot8;  // of 8 columns each
   const int kernel_h = problem.kernel_size[1], slab_taps = taps_hw / kernel_h;
-  const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int in_channels = in_channels_per_group, out_channels = out_channels_per_group;
 
   unsigned char* const stage_memory = shared + 1024;
   unsigned char* const slab_memory = stage_memory + stages * stage_bytes;
   scalar_t* const raw_memory = reinterpret_cast<scalar_t*>(slab_memory + slabs * slab_bytes);
-  int* const raw_index = reinterpret_cast<int*>(raw_memory + raws * chunk_size * raw_length);
+  // [warpgroup][its row], for the stores
+  RowPlace* const row_places = reinterpret_cast<RowPlace*>(shared + rows_at);
+  int* const raw_index = reinterpret_cast<int*>(row_places + CONSUMERS * 128);
   const unsigned base = keep(shared_address(shared)),
                  slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
@@ -735,7 +750,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
       int held = -1;
       while (walk.next(segment)) {
-        const int tile = walk.tile(segment);
+        const int tile = walk.tile(segment.column);
         const int per_chunk = walk.taps_h.count(kernel_h, segment.class_h) * slab_taps;
         index_t first_slab = static_cast<index_t>(tile) * (taps_hw * chunks);
         for (int c = 0; c < segment.class_h; ++c) first_slab += walk.taps_h.count(kernel_h, c) * slab_taps * chunks;
@@ -785,11 +800,24 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   unsigned resident_parity = 1u;  // of the load they came with
 
   while (walk.next(segment)) {
-    const int tile = walk.tile(segment);
+    const int tile = walk.tile(segment.column);
 #pragma unroll
     for (int i = 0; i < sum_count; ++i) sums[i] = 0.0f;
     const int class_taps_h = walk.taps_h.count(kernel_h, segment.class_h);
     const int class_offset_h = segment.class_h * problem.dilation[1] / problem.stride[1];
+    __syncwarp();  // the last stores have read their rows
+    if (lane < tiles * 16) {
+      const int f = m_first + walk.place(segment.column).m_tile * tile_rows + warpgroup * tiles * 64 + lane / 16 * 64 +
+                    static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane % 16;
+      const int row = f / pitch, n = row / rows, residue_h = segment.class_h * problem.dilation[1] % problem.stride[1];
+      const int h = row % rows * problem.stride[1] + residue_h - problem.padding[1];
+      const bool live = n < problem.batch && h >= 0 && h < problem.output_size[1];
+      const int w = live ? f % pitch * stride_w - problem.padding[2] : -stride_w;  // or no output for any residue
+      const int channel = tile / channel_tiles * out_channels + tile % channel_tiles * channels8 * 8;
+      const index_t offset = n * output.stride[0] + channel * output.stride[1] + h * output.stride[3] + w * output.stride[4];
+      row_places[static_cast<int>(threadIdx.x) / 32 * 32 + lane] = {live ? offset : 0, w};
+    }
+    __syncwarp();
 
     for (int s = segment.first; s < segment.end; ++s) {
       const int plane = segment.chain + (first_step + s) * chains;
@@ -868,32 +896,34 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       }
       if (s >= segment.begin) {
+        // Worked out here and not before the loop, where they would take registers from the sums.
+        const int thread = static_cast<int>(keep(threadIdx.x)), stored_tile = walk.tile(static_cast<int>(keep(static_cast<unsigned>(segment.column))));
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
-        const Place place = walk.place(static_cast<int>(keep(static_cast<unsigned>(segment.column))));  // here, not before the loop
-        const int first_channel = place.channel_tile * channels8 * 8 + lane % 4 * 2;
-        // The rows of this thread, side by side so that many stores are on their way: its first channel there, and its first w.
+        const RowPlace* const own_rows = row_places + thread / 32 * 32;
+        const int first = thread % 4 * 2;  // of this thread's channels in the tile
+        const int tile_channels = WHOLE_TILES ? channels8 * 8 : out_channels - stored_tile % channel_tiles * channels8 * 8;
+        const scalar_t* const tile_bias =
+            bias == nullptr ? nullptr
+                            : bias + stored_tile / channel_tiles * out_channels + stored_tile % channel_tiles * channels8 * 8 + first;
+        // The rows of this thread, side by side so that many stores are on their way.
         scalar_t* target[2 * M_TILES];
         int w[2 * M_TILES];
 #pragma unroll
         for (int r = 0; r < 2 * tiles; ++r) {
-          const int warp_row = warpgroup * tiles * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
-          const int f = m_first + place.m_tile * tile_rows + warp_row + r / 2 * 64 + r % 2 * 8;
-          const int row = f / pitch, n = row / rows;
-          const int residue_h = segment.class_h * problem.dilation[1] % problem.stride[1];
-          const int h = row % rows * problem.stride[1] + residue_h - problem.padding[1];
-          const bool live = n < problem.batch && h >= 0 && h < problem.output_size[1];
-          w[r] = live ? f % pitch * stride_w - problem.padding[2] : -stride_w;  // no output for any residue
-          target[r] = output.at(n, place.group * out_channels + first_channel, first_plane, h, 0) + w[r] * output.stride[4];
+          const RowPlace row = own_rows[r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
+          w[r] = row.w;
+          target[r] = output.data + (row.offset + first_plane * output.stride[2] + first * output.stride[1]);
         }
 #pragma unroll
         for (int t = 0; t < flush; ++t) {
           const int d = first_plane + t * problem.dilation[0];
           const bool live = d >= 0 && d < problem.output_size[0];
 #pragma unroll
-          for (int i = 0; i < channels8 * 2; ++i) {  // channels 0, 1, 8, 9, 16, ... of this thread
-            const int channel = first_channel + i / 2 * 8 + i % 2;
-            if (live && channel < out_channels) {
-              const accum_t start = bias == nullptr ? 0.0f : to_accum(bias[place.group * out_channels + channel]);
+          for (int i = 0; i < channels8 * 2; ++i) {
+            const int channel = i / 2 * 8 + i % 2;  // from the thread's first
+            const index_t offset = channel * output.stride[1] + t * problem.dilation[0] * output.stride[2];
+            if (live && (WHOLE_TILES || first + channel < tile_channels)) {
+              const accum_t start = bias == nullptr ? 0.0f : to_accum(tile_bias[channel]);
 #pragma unroll
               for (int r = 0; r < 2 * tiles; ++r) {
                 if (t < slot_count) {
@@ -904,7 +934,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                     float& sum = sums[(product * columns8 + column8) * 4 + r % 2 * 2 + i % 2];
                     sum += start;
                     if (static_cast<unsigned>(w[r] + residue) < static_cast<unsigned>(problem.output_size[2])) {
-                      target[r][residue * output.stride[4]] = to_scalar(sum);
+                      target[r][offset + residue * output.stride[4]] = to_scalar(sum);
                     }
                   }
                 }
@@ -913,18 +943,12 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                   for (int residue = 0; residue < stride_w; ++residue) {
                     const bool stored = t < slot_count && residue % (stride_w / stored_w) == 0;
                     if (!stored && static_cast<unsigned>(w[r] + residue) < static_cast<unsigned>(problem.output_size[2])) {
-                      target[r][residue * output.stride[4]] = to_scalar(start);
+                      target[r][offset + residue * output.stride[4]] = to_scalar(start);
                     }
                   }
                 }
               }
             }
-#pragma unroll
-            for (int r = 0; r < 2 * tiles; ++r) target[r] += (i % 2 == 0 ? 1 : 7) * output.stride[1];
-          }
-#pragma unroll
-          for (int r = 0; r < 2 * tiles; ++r) {
-            target[r] += problem.dilation[0] * output.stride[2] - channels8 * 8 * output.stride[1];
           }
         }
       }
