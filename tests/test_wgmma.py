@@ -47,6 +47,45 @@ __global__ void product(const scalar_t* input, const scalar_t* weight, scalar_t*
 }
 """
 
+# The same with B as it lies in memory, [K][24], and A as [K][64] or [64][K]; rows and cores lie apart by odd numbers of cells.
+N_MAJOR = """/* convt3d
+pass = "fprop"
+dtypes = ["bf16", "fp16"]
+[[launch]]
+grid = 1
+block = 128
+*/
+#define WGMMA_TILES 3
+#include "convt3d.cuh"
+#include "convt3d/wgmma.cuh"
+// output[64][24] = input[64][16] * weight[24][16]
+__global__ void product(const scalar_t* input, const scalar_t* weight, scalar_t* output) {
+  __shared__ __align__(16) scalar_t a[8][19][8];  // M-major: [row / 8][k][row % 8], the second eight k a cell further
+  __shared__ __align__(16) scalar_t k_major[2][67][8];  // [k / 8][row][k % 8]
+  __shared__ __align__(16) scalar_t b[3][17][8];
+  for (int i = threadIdx.x; i < 64 * 16; i += 128) {
+    const int row = i / 16, k = i % 16;
+    a[row / 8][k + k / 8][row % 8] = k_major[k / 8][row][k % 8] = input[i];
+  }
+  for (int i = threadIdx.x; i < 24 * 16; i += 128) b[i / 16 / 8][i % 16][i / 16 % 8] = weight[i];
+  fence_async();
+  __syncthreads();
+  float d[12];
+  for (int i = 0; i < 12; ++i) d[i] = 0.0f;
+  const unsigned long long columns = wgmma_descriptor(shared_address(b), 128, sizeof b[0]);
+  wgmma_fence();
+  if (M_MAJOR) {
+    wgmma_n_major<true>(d, wgmma_descriptor(shared_address(a), 144, sizeof a[0]), columns, 1, 24);
+  } else {
+    wgmma_n_major<false>(d, wgmma_descriptor(shared_address(k_major), sizeof k_major[0], 128), columns, 1, 24);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+  for (int i = 0; i < 12; ++i) output[(row + i % 4 / 2 * 8) * 24 + i / 4 * 8 + lane % 4 * 2 + i % 2] = to_scalar(d[i]);
+}
+"""
+
 
 def product(source: str, dtype: str) -> bool:
     """Whether the product of small integers comes out right."""
@@ -67,6 +106,16 @@ def test_product_reads_descriptors_and_places_fragments(dtype: str) -> None:
     assert not product(PRODUCT.replace("+ 3, wgmma_operand", "+ 2, wgmma_operand"), dtype), "another start address, other rows"
     assert not product(PRODUCT.replace("  wgmma_wait<0>();\n", ""), dtype), "sums arrive with the wait"
     assert not product(PRODUCT.replace("  wgmma_commit();\n", ""), dtype), "and only those of committed groups"
+
+
+@pytest.mark.parametrize("m_major", ["true", "false"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_transposed_operands(dtype: str, m_major: str) -> None:
+    source = N_MAJOR.replace("M_MAJOR", m_major)
+    assert product(source, dtype)
+    assert not product(source.replace("128, sizeof b[0])", "sizeof b[0], 128)"), dtype), "the steps along K and N are not exchanged"
+    assert not product(source.replace("wgmma_n_major<true>", "wgmma_n_major<false>"), dtype) or m_major == "false"
+    assert not product(source.replace("144, sizeof a[0]", "128, sizeof a[0]"), dtype) or m_major == "false"
 
 
 def test_lanes_meet_at_a_wait() -> None:
