@@ -10,9 +10,9 @@
 // The bits of a descriptor, all lengths in units of 16 bytes: 0-13 the start, 16-29 the leading dimension byte offset (LBO),
 // 32-45 the stride dimension byte offset (SBO), 62-63 the swizzle, 0 for none. PTX ISA, "Strides" of wgmma's shared memory, for
 // no swizzle: LBO is, K-major, "the offset from the first column to the second columns of the 8x2 tile in the 128-bit element
-// type", MN-major, "the offset from the first 8 columns to the next 8 columns"; columns count along K, so both are the distance
-// of the two cores of an instruction along K, `k_step` here. SBO is, K-major, from eight rows to the next eight, MN-major, "from the
-// first row to the next row" of 16-byte elements, which are eight of M or N: `row_step` here. CUTLASS says the same
+// type", MN-major, "offset from the first 8 columns to the next 8 columns"; columns count along K, so both are the distance
+// of the two cores of an instruction along K, `k_step` here. SBO is, K-major, from eight rows to the next eight, MN-major, "offset
+// from the first row to the next row" of 16-byte elements, which are eight of M or N: `row_step` here. CUTLASS says the same
 // (mma_traits_sm90_gmma.hpp, make_gmma_desc, INTERLEAVE, in 16 bytes): K-major ((8,n),2):((1,SBO),LBO), MN-major
 // ((1,n),(8,k)):((X,SBO),(1,LBO)). With a swizzle the MN-major roles change places: LBO along M or N, SBO along K.
 #pragma once
