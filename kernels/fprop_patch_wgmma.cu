@@ -122,6 +122,10 @@ static_assert(RING >= 3 && RING <= 8, "one stage is filled, one lands, one is re
 constexpr unsigned TABLE = 1024, HELD = 5120;  // after the barriers: where voxels lie in the input, twice; what warps store
 constexpr unsigned WARP_BYTES = 2816, WARP_TABLE = 2560;
 
+// What the two kinds of threads leave each other of the registers of 1 or 2 blocks.
+constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = BLOCKS == 1 ? 224 : CONSUMERS == 2 ? 96 : 192;
+constexpr int STORES = CONSUMER_REGISTERS > 96 ? 4 : 1;  // of a thread at a time
+
 struct alignas(16) Cell {
   unsigned words[4];
 };
@@ -431,7 +435,7 @@ __device__ inline void consume(const Product& product, const scalar_t* __restric
       __syncwarp();
       const int first = first_column + batch * 8;
       if (row_cells16) {
-#pragma unroll
+#pragma unroll(STORES)
         for (int item = lane; item < batch_pairs * run / 4; item += 32) {
           const int voxel = item % (run / 4) * 4, pair = item / (run / 4);
           const Cell cell = *reinterpret_cast<const Cell*>(words + word_of(voxel, pair));
@@ -440,7 +444,7 @@ __device__ inline void consume(const Product& product, const scalar_t* __restric
           }
         }
       } else if (channel_cells) {
-#pragma unroll
+#pragma unroll(STORES)
         for (int item = lane; item < batch8 * run; item += 32) {
           const int voxel = item / batch8, eight = item % batch8;
           const Cell cell = *reinterpret_cast<const Cell*>(words + word_of(voxel, eight * 4));
@@ -505,14 +509,10 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), BLOCKS)
   }
   __syncthreads();
   if (static_cast<int>(threadIdx.x) >= product.consumers * 128) {
-#if BLOCKS == 1 && CONSUMERS == 2
-    give_registers<56>();
-#endif
+    give_registers<PRODUCER_REGISTERS>();
     produce(product, input, weight, taps_last || product.taps_first, copies, shared);
   } else {
-#if BLOCKS == 1 && CONSUMERS == 2
-    take_registers<224>();
-#endif
+    take_registers<CONSUMER_REGISTERS>();
     if (copies == CHANNEL_CELLS) {
       consume<false>(product, bias, output, shared);
     } else {
