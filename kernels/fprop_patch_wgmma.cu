@@ -54,11 +54,12 @@ shared_bytes = "held_bytes + stages * stage_bytes"
 // [channel][column] are copied as they lie, and so are channels_last inputs [voxel][channel].
 //
 // Blocks stay on their multiprocessors and take tiles of voxels x columns of a group in turn. The last warpgroup fills a ring
-// of stages, at most 64 channels each, by cp.async, and runs ahead into the next tile while the others, which multiply, store theirs.
+// of stages, at most 64 channels each, by cp.async, and runs ahead into the next tile while the others, which multiply, store
+// theirs.
 //   A stage is made of cells of 16 bytes, as wgmma.cuh has them without a swizzle:
-//     NCDHW input   [voxel / 8][channel][voxel % 8]     eight voxels' channels are an odd number of cells apart, so that the eight cells that
-//     weight        [column / 8][channel][column % 8]   eight lanes write, neighbours in memory, meet all banks;
-//     channels_last [channel / 8][voxel][channel % 8]   the same with an odd number of cells for each eight channels.
+//     NCDHW input   [voxel / 8][channel][voxel % 8]     an odd number of cells for each eight voxels, so that the eight cells
+//     weight        [column / 8][channel][column % 8]   that eight lanes write, neighbours in memory, meet all banks;
+//     channels_last [channel / 8][voxel][channel % 8]   the same for each eight channels.
 //   Columns are (co, tap), or (tap, co) where the weight is channels_last.
 //   A warp has 16 voxels, or 32 neighbours in two products. It adds the bias, rounds, and passes what it stores through 2.5 KiB
 //   of its own in shared memory, 64 or 32 columns at a time, to write 16 bytes a lane: for kernel_w = 2 the two taps of four
@@ -81,32 +82,15 @@ shared_bytes = "held_bytes + stages * stage_bytes"
 #ifndef MEDIUM_QUARTERS
 #define MEDIUM_QUARTERS 4
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef CONSUMERS
-#define CONSUMERS 2
-#endif
-#ifndef M_TILES
-#define M_TILES 1
-#endif
-#ifndef WGMMA_TILES
+#ifndef WGMMA_TILES  // set by the problem, all together; these are for a look at the compiler's output
 #define WGMMA_TILES 32
-#endif
-#ifndef STAGES
+#define CONSUMERS 2
+#define M_TILES 1
 #define STAGES 4
-#endif
-#ifndef DEPTH
 #define DEPTH 64
-#endif
-#ifndef BLOCKS
 #define BLOCKS 1
-#endif
-#ifndef KERNEL_D
 #define KERNEL_D 2
-#endif
-#ifndef KERNEL_H
 #define KERNEL_H 2
-#endif
-#ifndef KERNEL_W
 #define KERNEL_W 2
 #endif
 static_assert(RING >= 3 && RING <= 8, "one stage is filled, one lands, one is read; there are 8 barriers of each kind");
@@ -198,8 +182,8 @@ __device__ inline Copies copies_of(const View<const scalar_t>& input, const int 
   const bool rows = size[2] % 8 == 0 && on_cells(input.data, outer | stride[2] | stride[3]);
   const bool planes =
       stride[3] == size[2] && size[2] * static_cast<index_t>(size[1]) % 8 == 0 && on_cells(input.data, outer | stride[2]);
-  const bool volumes = stride[3] == size[2] && stride[2] == stride[3] * size[1] && size[0] * stride[2] % 8 == 0 &&
-                       on_cells(input.data, outer);
+  const bool volumes =
+      stride[3] == size[2] && stride[2] == stride[3] * size[1] && size[0] * stride[2] % 8 == 0 && on_cells(input.data, outer);
   if (stride[4] == 1 && (rows || planes || volumes)) return VOXEL_CELLS;
   const bool last = stride[1] == 1 && channels % 8 == 0;
   return last && on_cells(input.data, stride[0] | stride[2] | stride[3] | stride[4]) ? CHANNEL_CELLS : ELEMENTS;
@@ -215,7 +199,8 @@ __device__ inline int place_of(int eight, int thread_tiles) {
 __device__ inline void copy_eight(const Product& product, unsigned char* stage, int place, const scalar_t* source, index_t step,
                                   int left, const scalar_t* legal) {
   const int first = static_cast<int>(threadIdx.x) % 128 / 8;
-  unsigned to = shared_address(stage) + static_cast<unsigned>(place) * product.eight_bytes() + static_cast<unsigned>(first) * 16;
+  unsigned to =
+      shared_address(stage) + static_cast<unsigned>(place) * product.eight_bytes() + static_cast<unsigned>(first) * 16;
   source += first * step;
 #pragma unroll
   for (int k = 0; k < product.depth; k += 16, source += 16 * step, to += 256) {
@@ -225,7 +210,8 @@ __device__ inline void copy_eight(const Product& product, unsigned char* stage, 
 
 // The same element by element, for all eights; `at` says where one lies, null where nowhere.
 template <class At>
-__device__ inline void gather_cells(const Product& product, unsigned char* stage, int eights, int thread_tiles, int left, const At& at) {
+__device__ inline void gather_cells(const Product& product, unsigned char* stage, int eights, int thread_tiles, int left,
+                                    const At& at) {
   const int thread = static_cast<int>(threadIdx.x) % 128;
 #pragma unroll 1
   for (int i = thread; i < eights * product.depth; i += 128) {
@@ -282,8 +268,8 @@ __device__ inline void produce(const Product& product, const View<const scalar_t
 #pragma unroll 1
         for (int eight = thread % 8; eight < tile_voxels / 8; eight += 8) {
           const index_t offset = table[eight * 8];
-          copy_eight(product, stage, place_of(eight, product.thread_tiles), inputs + offset, input.stride[1], offset < 0 ? 0 : left,
-                     input.data);
+          copy_eight(product, stage, place_of(eight, product.thread_tiles), inputs + offset, input.stride[1],
+                     offset < 0 ? 0 : left, input.data);
         }
       } else if (copies == CHANNEL_CELLS) {
         const int cell = thread % 8;
@@ -304,7 +290,8 @@ __device__ inline void produce(const Product& product, const View<const scalar_t
 #pragma unroll 1
         for (int eight = thread % 8; eight < product.tile_columns / 8; eight += 8) {
           const int column = first_column + eight * 8;
-          copy_eight(product, after, eight, weights + column, weight.stride[0], column < product.columns ? left : 0, weight.data);
+          copy_eight(product, after, eight, weights + column, weight.stride[0], column < product.columns ? left : 0,
+                     weight.data);
         }
       } else {
         gather_cells(product, after, product.tile_columns / 8, 1, left, [&](int at, int k) {
@@ -340,12 +327,13 @@ __device__ inline void consume(const Product& product, const scalar_t* __restric
   const int tile_voxels = product.tile_voxels(), channels = product.channels(), out_channels = product.out_channels();
   const unsigned base = shared_address(shared), eight_bytes = product.eight_bytes();
   // Descriptors of the first stage, and what k16 is further; they count in 16 bytes.
-  const unsigned place = base + product.first_stage() + static_cast<unsigned>(warpgroup * products) * (m_major ? 8 * eight_bytes : 1024);
+  const unsigned place =
+      base + product.first_stage() + static_cast<unsigned>(warpgroup * products) * (m_major ? 8 * eight_bytes : 1024);
   const unsigned row_cells = static_cast<unsigned>(tile_voxels + 1);
   const unsigned long long a_first =
       m_major ? wgmma_descriptor(place, 128, eight_bytes) : wgmma_descriptor(place, row_cells * 16, 128);
-  const unsigned long long b_first = wgmma_descriptor(
-      base + product.first_stage() + static_cast<unsigned>(tile_voxels) / 8 * eight_bytes, 128, eight_bytes);
+  const unsigned long long b_first =
+      wgmma_descriptor(base + product.first_stage() + static_cast<unsigned>(tile_voxels) / 8 * eight_bytes, 128, eight_bytes);
   const unsigned a_k = m_major ? 16 : 2 * row_cells, a_m = m_major ? 8 * eight_bytes / 16 : 64;
 
   // What this warp stores: the block of each of its voxels, -1 past the last one, and words of two columns.
@@ -423,7 +411,8 @@ __device__ inline void consume(const Product& product, const scalar_t* __restric
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const float* const pair = sums + (m * columns8 + batch + j) * 4 + half * 2;
-            words[word_of(m * 16 + half * 8 + lane / 4, j * 4 + lane % 4)] = to_scalar_pair(pair[0] + start[0], pair[1] + start[1]);
+            words[word_of(m * 16 + half * 8 + lane / 4, j * 4 + lane % 4)] =
+                to_scalar_pair(pair[0] + start[0], pair[1] + start[1]);
           }
         }
         column += 8;
@@ -476,9 +465,9 @@ __device__ inline void consume(const Product& product, const scalar_t* __restric
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), BLOCKS)
     convt3d_fprop_patch_wgmma(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
-                              const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels, const int columns,
-                              const int column_tiles, const int tiles, const int stages, const int depth, const int consumers,
-                              const int thread_tiles, const int tile_columns) {
+                              const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                              const int columns, const int column_tiles, const int tiles, const int stages, const int depth,
+                              const int consumers, const int thread_tiles, const int tile_columns) {
   extern __shared__ uint4 shared_cells[];
   unsigned char* const shared = reinterpret_cast<unsigned char*>(shared_cells);
   Product product = {problem,
@@ -493,7 +482,8 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), BLOCKS)
                      SPECIALIZED(WGMMA_TILES * 8, tile_columns),
                      false};
   const index_t out_channels = product.out_channels(), row = product.kernel_w(), plane = row * product.kernel_h();
-  const bool taps_last = weight.stride[4] == 1 && weight.stride[3] == row && weight.stride[2] == plane && weight.stride[1] == product.taps();
+  const bool taps_last =
+      weight.stride[4] == 1 && weight.stride[3] == row && weight.stride[2] == plane && weight.stride[1] == product.taps();
   product.taps_first = !taps_last && weight.stride[1] == 1 && weight.stride[4] == out_channels &&
                        weight.stride[3] == row * out_channels && weight.stride[2] == plane * out_channels;
   const Copies copies = copies_of(input, problem.input_size, product.channels());

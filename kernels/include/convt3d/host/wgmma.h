@@ -16,7 +16,7 @@ struct PendingProduct {
 };
 
 struct ProductQueue {
-  unsigned block_serial, committed, count;
+  unsigned block_serial, committed, count, taken;
   PendingProduct products[256];
 };
 
@@ -24,7 +24,7 @@ inline ProductQueue product_queues[max_threads]{};
 
 CONVT3D_RUNTIME inline ProductQueue& product_queue() {
   ProductQueue& queue = product_queues[current - state.threads];
-  if (queue.block_serial != state.block_serial) queue = {state.block_serial, 0, 0, {}};
+  if (queue.block_serial != state.block_serial) queue = {state.block_serial, 0, 0, 0, {}};
   return queue;
 }
 
@@ -51,8 +51,8 @@ inline void load_operand(uint64_t descriptor, bool mn_major, int row, float (&va
     // A core's cell and the element in it: a row's k, or a k's row.
     const size_t across = static_cast<size_t>(mn_major ? row : k), cell = static_cast<size_t>(mn_major ? k : row) % 8;
     const size_t row_core = static_cast<size_t>(row) / 8, k_core = static_cast<size_t>(k) * sizeof(operand_t) / 16;
-    const char* place = state.arena + start + row_core * stride + k_core * leading + cell * 16 +
-                        across * sizeof(operand_t) % 16;
+    const char* place =
+        state.arena + start + row_core * stride + k_core * leading + cell * 16 + across * sizeof(operand_t) % 16;
     values[k] = operand_value(*reinterpret_cast<const operand_t*>(place));
   }
 }
@@ -75,7 +75,7 @@ inline void multiply(const PendingProduct& product) {
   }
 }
 
-inline void enqueue_product(const PendingProduct& product) {
+CONVT3D_RUNTIME inline void enqueue_product(const PendingProduct& product) {
   ProductQueue& queue = product_queue();
   if (queue.count == sizeof queue.products / sizeof *queue.products) {
     describe_failure("more than %u wgmma without a wait", queue.count);
@@ -84,6 +84,21 @@ inline void enqueue_product(const PendingProduct& product) {
   queue.products[queue.count] = product;
   queue.products[queue.count++].group = queue.committed;
 }
+
+// Take the oldest product whose group is older than the latest `pending` from the queue.
+CONVT3D_RUNTIME inline bool dequeue_product(unsigned pending, PendingProduct& product) {
+  ProductQueue& queue = product_queue();
+  if (queue.taken == queue.count || queue.products[queue.taken].group + pending >= queue.committed) {
+    for (unsigned i = queue.taken; i < queue.count; ++i) queue.products[i - queue.taken] = queue.products[i];
+    queue.count -= queue.taken;
+    queue.taken = 0;
+    return false;
+  }
+  product = queue.products[queue.taken++];
+  return true;
+}
+
+CONVT3D_RUNTIME inline void commit_products() { ++product_queue().committed; }
 
 }  // namespace convt3d_host
 
@@ -99,16 +114,11 @@ inline void wgmma_n_major(float* d, unsigned long long a, unsigned long long b, 
 
 // `.sync.aligned`: the lanes of a warp meet, and one that is elsewhere is reported.
 inline void wgmma_fence(CONVT3D_HERE) { convt3d_host::vote(0xffffffffu, true, {file, line, "wgmma_fence"}); }
-inline void wgmma_commit() { ++convt3d_host::product_queue().committed; }
+inline void wgmma_commit() { convt3d_host::commit_products(); }
 
 template <int pending>
 inline void wgmma_wait(CONVT3D_HERE) {
-  convt3d_host::ProductQueue& queue = convt3d_host::product_queue();
-  unsigned done = 0;
-  while (done < queue.count && queue.products[done].group + pending < queue.committed) {
-    convt3d_host::multiply(queue.products[done++]);
-  }
-  for (unsigned i = done; i < queue.count; ++i) queue.products[i - done] = queue.products[i];
-  queue.count -= done;
+  convt3d_host::PendingProduct product;
+  while (convt3d_host::dequeue_product(pending, product)) convt3d_host::multiply(product);
   convt3d_host::vote(0xffffffffu, true, {file, line, "wgmma_wait"});  // done for the warp when it is done for each lane
 }
