@@ -47,6 +47,7 @@ shared_bytes = "block_channels * channel_bytes"
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
@@ -87,11 +88,6 @@ shared_bytes = "block_channels * channel_bytes"
 #define LEAD_W 1
 #endif
 
-#if defined(__CUDACC__)
-#define SPECIALIZED(macro, value) (macro)
-#else
-#define SPECIALIZED(macro, value) (value)
-#endif
 constexpr int MOST_ROWS = 64;                                                                   // that a run reads
 constexpr int LENGTH = STRIDE_H * STRIDE_W * RUN <= SUMS ? RUN : SUMS / (STRIDE_H * STRIDE_W);  // of a run
 static_assert(RUN <= 16, "the rows of a run and those its taps reach over are at most 64");

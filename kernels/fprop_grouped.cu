@@ -46,6 +46,7 @@ shared_bytes = "weight_bytes"
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
@@ -75,12 +76,6 @@ shared_bytes = "weight_bytes"
 #endif
 #ifndef LEAD_W
 #define LEAD_W 1
-#endif
-
-#if defined(__CUDACC__)
-#define SPECIALIZED(macro, value) (macro)
-#else
-#define SPECIALIZED(macro, value) (value)
 #endif
 
 constexpr int CHANNELS = 8, MOST_SUMS = 2 * POSITIONS;  // of a channel
