@@ -33,7 +33,7 @@ outputs_h = "ceil_div(output_h, stride_h * spread_h)"
 outputs_w = "ceil_div(output_w, outputs_step_w)"
 thread_channels = "4 if out_channels_per_group <= 4 else 8"
 thread_tiles = "ceil_div(out_channels_per_group, thread_channels)"
-channel_warps = "4 if thread_tiles % 4 == 0 else 3 if thread_tiles % 3 == 0 else 2 if thread_tiles % 2 == 0 else 1"
+channel_warps = "gcd(thread_tiles, CHANNEL_WARPS)"
 channel_tiles = "thread_tiles // channel_warps"
 position_warps = "min(4, BLOCK_WARPS // channel_warps)"
 threads = "32 * channel_warps * position_warps"
@@ -48,7 +48,7 @@ tile_span = "tile_rows + min(ceil_div(tile_rows - 1, least_h), outputs_d - 1) * 
 rows = "(taps_d - 1) * min(outputs_h + taps_h - 1, tile_span) + tile_span"
 pitch = "ceil_div(4 * quads_w + window - 1, 4) * 4"
 channel_elements = "rows * pitch + taps_d * taps_h * taps_w * thread_channels * channel_warps"
-stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 192 // itemsize // 4 * 4))"
+stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 256 // itemsize // 4 * 4))"
 row_slots = "ceil_div(rows, 2) * 2"
 block_bytes = "8 * row_slots + 2 * stage_elements * itemsize"
 [restrictions]
@@ -101,10 +101,16 @@ shared_bytes = "block_bytes"
 #define THREAD_QUADS 2
 #endif
 #ifndef BLOCK_WARPS
-#define BLOCK_WARPS 6
+#define BLOCK_WARPS 8
 #endif
 #ifndef STAGE_BYTES
-#define STAGE_BYTES 45056
+#define STAGE_BYTES 49152
+#endif
+#ifndef CHANNEL_WARPS
+#define CHANNEL_WARPS 4
+#endif
+#ifndef UNROLLED_TAPS
+#define UNROLLED_TAPS 10
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef CHANNELS
@@ -130,8 +136,10 @@ constexpr int QUADS = sizeof(accum_t) == 4 ? THREAD_QUADS : 1;  // fp64 sums tak
 constexpr int OWN_QUADS = CHANNELS == 8 && LIVE_RESIDUES == 2 && QUADS > 1 ? QUADS / 2 : QUADS;
 constexpr int MOST_CHANNELS = 8;
 // Rows of taps in one piece of code: more would not stay in the instruction cache.
-constexpr int UNROLL_H = EVEN_TAPS_H > 1 && EVEN_TAPS_H * EVEN_TAPS_W <= 10 && EVEN_TAPS_W > 0 ? EVEN_TAPS_H : 1;
-static_assert(BLOCK_WARPS >= 4, "up to 4 warps share the channels");
+constexpr int UNROLL_H = EVEN_TAPS_W > 0 && (EVEN_TAPS_H > 0 ? EVEN_TAPS_H : 2) * EVEN_TAPS_W <= UNROLLED_TAPS
+                             ? (EVEN_TAPS_H > 0 ? EVEN_TAPS_H : 2)
+                             : 1;
+static_assert(BLOCK_WARPS >= CHANNEL_WARPS, "they share the positions");
 
 // packed_weight[group][thread tile][class's taps before][ci][the class's taps from the last][channel of the thread tile], zero beyond
 // the last channel: what a warp multiplies by in one stage is one contiguous piece of it.
@@ -193,8 +201,9 @@ constexpr int MOST_SUMS = 8 * QUADS, MOST_WIDTH = 12;  // of a channel; MOST_WID
 
 // sums[(quad * residues + residue) * 4 + i] += the products of each row of taps, for all channels of a stage.
 __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][MOST_CHANNELS], const accum_t* inputs,
-                                         const int (&quad)[QUADS], const accum_t* weights, int channels, const StageShape& shape,
-                                         int thread_channels, int quads, int taps_h, const TapRow tap_row) {
+                                         const int (&quad)[QUADS], const accum_t* weights, int channels,
+                                         const StageShape& shape, int thread_channels, int quads, int taps_h,
+                                         const TapRow tap_row) {
   const accum_t* row[QUADS];
   for (int q = 0; q < quads; ++q) row[q] = inputs + quad[q];
 #pragma unroll 1
@@ -258,7 +267,8 @@ __device__ inline DenseAxis pair_axis(const Problem& problem, int residues) {
 }
 
 __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<const scalar_t>& input, int tile_quads,
-                                 int thread_channels, bool pair, int residues, int channel_warps, int stage_elements, int tiles, int thread_tiles) {
+                                 int thread_channels, bool pair, int residues, int channel_warps, int stage_elements, int tiles,
+                                 int thread_tiles) {
   // blockIdx.x = (((class * batch + n) * groups + group) * tiles + tile) * channel tiles + channel tile
   const int channel_tiles = thread_tiles / channel_warps;
   unsigned block = blockIdx.x;
@@ -329,7 +339,7 @@ __device__ __forceinline__ void store_eight(const accum_t (&sums)[8], scalar_t* 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, sizeof(accum_t) == 4 ? 2 : 1)
     convt3d_fprop_implicit_gemm_simt(const Problem problem, const View<const scalar_t> input,
                                      const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                      const View<scalar_t> output, const int thread_channels, const int thread_quads,
@@ -346,8 +356,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
   const int quads = SPECIALIZED(OWN_QUADS, thread_quads), lead = SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]);
   const bool pair = SPECIALIZED(PAIRS, pairs) != 0;
   if (thread == 0) {
-    find_tile(tile, problem, input, position_threads * quads, own_channels, pair, residues, channel_warps, stage_elements, tiles,
-              thread_tiles);
+    find_tile(tile, problem, input, position_threads * quads, own_channels, pair, residues, channel_warps, stage_elements,
+              tiles, thread_tiles);
   }
   __syncthreads();
   if (tile.first_quad >= tile.end_quad) return;  // the whole block: classes differ in size
@@ -364,15 +374,10 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
   }
   const int out_channels = problem.out_channels / problem.groups, first_out = (tile.thread_tile + channel_warp) * own_channels;
   accum_t sums[MOST_SUMS][MOST_CHANNELS];
-  const auto bias_of = [&](int c) {
-    const bool has_bias = bias != nullptr && first_out + c < out_channels;
-    return has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
-  };
 #pragma unroll
   for (int c = 0; c < own_channels; ++c) {
-    const accum_t start = bias_of(c);
 #pragma unroll
-    for (int i = 0; i < quads * residues * 4; ++i) sums[i][c] = start;
+    for (int i = 0; i < quads * residues * 4; ++i) sums[i][c] = accum_t(0);
   }
 
   const int channels = problem.in_channels / problem.groups;
@@ -399,31 +404,43 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
     const int count = min(chunk, channels - first + chunk);
     const accum_t* weights = stage + weights_at + tile.first_kd * tile.shape.taps_h * tile.shape.weight_row;
     const int known_h = SPECIALIZED(EVEN_TAPS_H, even_taps_h), taps_h = known_h > 0 ? known_h : tile.shape.taps_h;
-    const auto multiply_taps = [&](int tap, int taps) {
-      multiply(sums, stage + tap, quad, weights + tap * own_channels, count, tile.shape, own_channels, quads, taps_h,
+    const auto multiply_taps = [&](int tap, int taps, int rows) {
+      multiply(sums, stage + tap, quad, weights + tap * own_channels, count, tile.shape, own_channels, quads, rows,
                {taps, residues, lead});
     };
     if (const int taps = SPECIALIZED(EVEN_TAPS_W, even_taps_w); taps > 0) {
-      multiply_taps(0, taps);
+      if (known_h == 0 && taps_h == 1) {
+        multiply_taps(0, taps, 1);
+      } else if (known_h == 0 && taps_h == 2) {
+        multiply_taps(0, taps, 2);
+      } else {
+        multiply_taps(0, taps, taps_h);
+      }
       continue;
     }
     for (int tap = 0; tap < tile.axis[2].taps; tap += 4) {
       switch (min(4, tile.axis[2].taps - tap)) {
         case 1:
-          multiply_taps(tap, 1);
+          multiply_taps(tap, 1, taps_h);
           break;
         case 2:
-          multiply_taps(tap, 2);
+          multiply_taps(tap, 2, taps_h);
           break;
         case 3:
-          multiply_taps(tap, 3);
+          multiply_taps(tap, 3, taps_h);
           break;
         default:
-          multiply_taps(tap, 4);
+          multiply_taps(tap, 4, taps_h);
       }
     }
   }
 
+  accum_t start[MOST_CHANNELS];  // added last: registers are for sums
+#pragma unroll
+  for (int c = 0; c < own_channels; ++c) {
+    const bool has_bias = bias != nullptr && first_out + c < out_channels;
+    start[c] = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
+  }
 #pragma unroll
   for (int q = 0; q < quads; ++q) {
     const int index = tile.first_quad + q * position_threads + position;
@@ -443,14 +460,17 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const int r = i % 2;
-          piece[i] = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c] : r == lead ? sums[q * 4 + i / 2][c] : bias_of(c);
+          const accum_t sum = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c]
+                              : r == lead   ? sums[q * 4 + i / 2][c]
+                                            : accum_t(0);
+          piece[i] = start[c] + sum;
         }
         store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
         continue;
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(sums[q * 4 + i][c]);
+        if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
       }
     }
   }
