@@ -228,7 +228,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
 #pragma unroll
     for (int row = 0; row < run * th.stride; ++row, y += output.stride[3]) {
       if (o_h + row < 0 || o_h + row >= problem.output_size[1]) continue;
-      store_piece(&sums[row * tw.stride], tw.stride, y, output.stride[4], problem.output_size[2] - o_w);
+      store_piece(&sums[row * tw.stride], tw.stride, y, output.stride[4], problem.output_size[2] - o_w,
+                  made_of_pairs(y, tw.stride, output.stride[4]));
     }
   }
 }
