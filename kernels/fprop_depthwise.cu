@@ -9,6 +9,7 @@ STRIDE_W = "stride_w"
 DILATION_H = "dilation_h"
 DILATION_W = "dilation_w"
 LEAD_W = "padding_w % stride_w"
+MULTIPLIER = "out_channels_per_group"
 [constants]
 rows = "(output_h - 1 + padding_h) // stride_h - padding_h // stride_h + 1"
 columns = "ceil_div(output_w, stride_w)"
@@ -17,7 +18,8 @@ runs = "ceil_div(rows, run_length)"
 positions = "ceil_div(output_d, stride_d) * runs * columns"
 tiles = "ceil_div(positions, 32 * BLOCK_WARPS)"
 taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
-channel_bytes = "taps_d * kernel_h * kernel_w * max(itemsize, 4)"
+weight_pitch = "taps_d * kernel_h * kernel_w // 2 * 2 + 1"
+channel_bytes = "weight_pitch * max(itemsize, 4)"
 block_channels = "max(1, min(BLOCK_CHANNELS, out_channels, 98 * 1024 // channel_bytes))"
 channel_blocks = "ceil_div(out_channels, block_channels)"
 [restrictions]
@@ -46,7 +48,7 @@ shared_bytes = "block_channels * channel_bytes"
 // rows lie together in memory neighbouring lanes have neighbouring positions, where channels do they have neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
-#include "convt3d/forget_memory.cuh"
+#include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
@@ -86,18 +88,17 @@ shared_bytes = "block_channels * channel_bytes"
 #ifndef LEAD_W
 #define LEAD_W 1
 #endif
-
-#if defined(__CUDACC__)
-#define SPECIALIZED(macro, value) (macro)
-#else
-#define SPECIALIZED(macro, value) (value)
+#ifndef MULTIPLIER
+#define MULTIPLIER 1
 #endif
+
 constexpr int MOST_ROWS = 64;                                                                   // that a run reads
 constexpr int LENGTH = STRIDE_H * STRIDE_W * RUN <= SUMS ? RUN : SUMS / (STRIDE_H * STRIDE_W);  // of a run
 static_assert(RUN <= 16, "the rows of a run and those its taps reach over are at most 64");
 static_assert(SUMS >= 16, "a stride of 4 along h and w has 16 residues");
 constexpr int BLOCKS = (sizeof(accum_t) == 8 ? 8 : RESIDENT_WARPS) / BLOCK_WARPS;  // on a multiprocessor
 constexpr int UNROLL = KERNEL_H * KERNEL_W <= 16 && DILATION_H * DILATION_W == 1 ? 8 : 1;
+constexpr int COLUMNS = UNROLL > 1 ? 4 : 1;  // whose inputs are in registers at once
 
 // The numbers of a problem that the GPU's binary knows, for the axes h and w.
 struct Taps {
@@ -121,33 +122,48 @@ struct Block {
   int n, first_channel;
 };
 
+// Where a thread's run of q of h lies: which d of the class, the first q of h, the q of w.
+struct Place {
+  int d, q_h, q_w;
+};
+
 // sums[(q of the run * stride_h + r_h) * stride_w + r_w] += the products of one plane of inputs. `plane` is column w, tap 0 of the
-// first q; weights are [tap of h][tap of w][channel].
+// first q; weights are [tap of h][tap of w].
 template <bool UNIT_STEP>
 __device__ __forceinline__ void multiply(accum_t (&sums)[SUMS], const Taps& th, const Taps& tw, int run, const Problem& problem,
                                          const View<const scalar_t>& input, const scalar_t* plane, int h, int w,
-                                         const accum_t* weights, int channels) {
+                                         const accum_t* weights) {
   const index_t step_h = input.stride[3], step_w = UNIT_STEP ? 1 : input.stride[4];
   const int reach = th.reach();
 #pragma unroll(UNROLL)
-  for (int offset_w = tw.nearest(); offset_w <= tw.reach(); ++offset_w) {
-    const bool inside = static_cast<unsigned>(w - offset_w) < static_cast<unsigned>(problem.input_size[2]);
-    accum_t x[MOST_ROWS];
+  for (int first = tw.nearest(); first <= tw.reach(); first += COLUMNS) {  // columns first to first + COLUMNS - 1 below w
+    accum_t x[MOST_ROWS][COLUMNS];
+    bool inside[COLUMNS];
 #pragma unroll
-    for (int row = 0; row < run + reach; ++row) {
-      const bool live = inside && static_cast<unsigned>(h + row - reach) < static_cast<unsigned>(problem.input_size[1]);
-      x[row] = live ? to_accum(plane[(row - reach) * step_h - offset_w * step_w]) : accum_t(0);
+    for (int j = 0; j < COLUMNS; ++j) {
+      inside[j] =
+          first + j <= tw.reach() && static_cast<unsigned>(w - first - j) < static_cast<unsigned>(problem.input_size[2]);
+    }
+    const scalar_t* line = plane - reach * step_h - first * step_w;
+#pragma unroll
+    for (int row = 0; row < run + reach; ++row, line += step_h) {
+      const bool live = static_cast<unsigned>(h + row - reach) < static_cast<unsigned>(problem.input_size[1]);
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j) x[row][j] = live && inside[j] ? to_accum(line[-j * step_w]) : accum_t(0);
     }
 #pragma unroll
-    for (int r_w = 0; r_w < tw.stride; ++r_w) {
-      const int tap_w = tw.tap(offset_w, r_w);
-      if (tap_w < 0) continue;
+    for (int j = 0; j < COLUMNS; ++j) {
 #pragma unroll
-      for (int tap_h = 0; tap_h < th.kernel; ++tap_h) {
-        const accum_t weight = weights[(tap_h * tw.kernel + tap_w) * channels];
-        const int offset_h = tap_h * th.dilation / th.stride, r_h = tap_h * th.dilation % th.stride;
+      for (int r_w = 0; r_w < tw.stride; ++r_w) {
+        const int tap_w = tw.tap(first + j, r_w);
+        if (tap_w < 0) continue;
 #pragma unroll
-        for (int i = 0; i < run; ++i) sums[(i * th.stride + r_h) * tw.stride + r_w] += x[i + reach - offset_h] * weight;
+        for (int tap_h = 0; tap_h < th.kernel; ++tap_h) {
+          const accum_t weight = weights[tap_h * tw.kernel + tap_w];
+          const int offset_h = tap_h * th.dilation / th.stride, r_h = tap_h * th.dilation % th.stride;
+#pragma unroll
+          for (int i = 0; i < run; ++i) sums[(i * th.stride + r_h) * tw.stride + r_w] += x[i + reach - offset_h][j] * weight;
+        }
       }
     }
   }
@@ -157,11 +173,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
     convt3d_fprop_depthwise(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                             const scalar_t* __restrict__ bias, const View<scalar_t> output, const int columns,
                             const int run_length, const int runs, const int tiles, const int block_channels,
-                            const int channel_blocks, const int out_channels_per_group) {
+                            const int channel_blocks, const int out_channels_per_group, const int weight_pitch) {
   __shared__ Block block;
   extern __shared__ __align__(16) unsigned char shared[];
   const int run = SPECIALIZED(LENGTH, run_length);
-  accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [kd][tap of h][tap of w][channel]
+  accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [channel][kd][tap of h][tap of w], an odd pitch
   const Taps th = {SPECIALIZED(KERNEL_H, problem.kernel_size[1]), SPECIALIZED(STRIDE_H, problem.stride[1]),
                    SPECIALIZED(DILATION_H, problem.dilation[1]), 0};
   const Taps tw = {SPECIALIZED(KERNEL_W, problem.kernel_size[2]), SPECIALIZED(STRIDE_W, problem.stride[2]),
@@ -177,11 +193,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
   const int n = static_cast<int>(rest / channel_blocks);
   const int channels = min(block_channels, problem.out_channels - first_channel);
 
-  const int taps_hw = th.kernel * tw.kernel;
+  const int taps_hw = th.kernel * tw.kernel, multiplier = SPECIALIZED(MULTIPLIER, out_channels_per_group);
   for (int i = static_cast<int>(threadIdx.x); i < d.taps * taps_hw * channels; i += 32 * BLOCK_WARPS) {
-    const int co = first_channel + i % channels, tap = i / channels % taps_hw, kd = i / channels / taps_hw;
-    weights[i] = to_accum(*weight.at(co / out_channels_per_group, co % out_channels_per_group, d.first_tap + kd * d.tap_step,
-                                     tap / tw.kernel, tap % tw.kernel));
+    const int channel = i / (d.taps * taps_hw), tap = i % taps_hw, kd = i / taps_hw % d.taps, co = first_channel + channel;
+    weights[channel * weight_pitch + i % (d.taps * taps_hw)] =
+        to_accum(*weight.at(co / multiplier, co % multiplier, d.first_tap + kd * d.tap_step, tap / tw.kernel, tap % tw.kernel));
   }
   if (threadIdx.x == 0) {
     block = {d,
@@ -194,21 +210,23 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
   }
   __syncthreads();
 
+  const auto place_of = [&](int position) {
+    const int line = block.columns.quotient(position), of_d = block.runs.quotient(line);
+    return Place{of_d, problem.padding[1] / th.stride + (line - of_d * runs) * run,
+                 problem.padding[2] / tw.stride + position - line * columns};
+  };
+  const int first_item = tile * 32 * BLOCK_WARPS;
+  Place place = place_of(first_item + static_cast<int>(threadIdx.x));
 #pragma unroll 1
   for (int i = 0; i < channels; ++i) {
-    forget_memory();
-    // Where channels lie together in memory, neighbouring threads have neighbouring channels.
-    int channel = i, position = tile * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x);
-    if (output.stride[1] == 1) {
-      const int item = i * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x);
-      channel = item - block.channels.quotient(item) * channels;
-      position = tile * 32 * BLOCK_WARPS + block.channels.quotient(item);
+    int channel = i;
+    if (output.stride[1] == 1) {  // channels lie together in memory: neighbouring threads have neighbouring channels
+      const int item = i * 32 * BLOCK_WARPS + static_cast<int>(threadIdx.x), position = block.channels.quotient(item);
+      channel = item - position * channels;
+      place = place_of(first_item + position);
     }
-    const int line = block.columns.quotient(position), column = position - line * columns;
-    const int place_d = block.runs.quotient(line);
-    if (place_d >= block.d.outputs) continue;
-    const int q_h = problem.padding[1] / th.stride + (line - place_d * runs) * run;
-    const int q_w = problem.padding[2] / tw.stride + column, co = block.first_channel + channel;
+    if (place.d >= block.d.outputs) continue;
+    const int q_h = place.q_h, q_w = place.q_w, co = block.first_channel + channel;
 
     accum_t sums[SUMS];
     const accum_t start = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
@@ -216,23 +234,24 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
     for (int s = 0; s < run * th.stride * tw.stride; ++s) sums[s] = start;
 #pragma unroll 1
     for (int kd = 0; kd < block.d.taps; ++kd) {
-      const int in_d = block.origin_d + place_d - kd * block.d.offset_step;
+      const int in_d = block.origin_d + place.d - kd * block.d.offset_step;
       if (in_d < 0 || in_d >= problem.input_size[0]) continue;
-      const scalar_t* plane = input.at(block.n, co / out_channels_per_group, in_d, q_h, q_w);
-      const accum_t* taps = weights + kd * taps_hw * channels + channel;
+      const scalar_t* plane = input.at(block.n, co / multiplier, in_d, q_h, q_w);
+      const accum_t* taps = weights + channel * weight_pitch + kd * taps_hw;
       if (input.stride[4] == 1) {
-        multiply<true>(sums, th, tw, run, problem, input, plane, q_h, q_w, taps, channels);
+        multiply<true>(sums, th, tw, run, problem, input, plane, q_h, q_w, taps);
       } else {
-        multiply<false>(sums, th, tw, run, problem, input, plane, q_h, q_w, taps, channels);
+        multiply<false>(sums, th, tw, run, problem, input, plane, q_h, q_w, taps);
       }
     }
 
-    const int o_h = q_h * th.stride - problem.padding[1], o_w = column * tw.stride;
-    scalar_t* y = output.at(block.n, co, block.d.first_output + place_d * problem.stride[0], o_h, o_w);
+    const int o_h = q_h * th.stride - problem.padding[1], o_w = (q_w - problem.padding[2] / tw.stride) * tw.stride;
+    scalar_t* y = output.at(block.n, co, block.d.first_output + place.d * problem.stride[0], o_h, o_w);
 #pragma unroll
     for (int row = 0; row < run * th.stride; ++row, y += output.stride[3]) {
       if (o_h + row < 0 || o_h + row >= problem.output_size[1]) continue;
-      store_piece(&sums[row * tw.stride], tw.stride, y, output.stride[4], problem.output_size[2] - o_w);
+      store_piece(&sums[row * tw.stride], tw.stride, y, output.stride[4], problem.output_size[2] - o_w,
+                  made_of_pairs(y, tw.stride, output.stride[4]));
     }
   }
 }

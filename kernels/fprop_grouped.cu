@@ -6,6 +6,9 @@ KERNEL_W = "kernel_w"
 STRIDE_W = "stride_w"
 DILATION_W = "dilation_w"
 LEAD_W = "padding_w % stride_w"
+IN_CHANNELS = "in_channels_per_group"
+OUT_CHANNELS = "out_channels_per_group"
+INPUT_VOXELS = "input_voxels if input_voxels <= 1024 * 1024 * 1024 else 0"
 [constants]
 channel_tiles = "ceil_div(out_channels_per_group, 8)"
 classes = "stride_d * stride_h"
@@ -27,7 +30,7 @@ BLOCK_WARPS = [2, 4, 8]
 BLOCK_TILES = [1, 2, 4, 8]
 POSITIONS = [2, 3, 4]
 RESIDENT_WARPS = [12, 16]
-UNROLL = [1, 2]
+UNROLL = [1, 2, 4, 8]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles * classes"
 block = "32 * BLOCK_WARPS"
@@ -46,6 +49,7 @@ shared_bytes = "weight_bytes"
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
@@ -61,7 +65,7 @@ shared_bytes = "weight_bytes"
 #define RESIDENT_WARPS 16
 #endif
 #ifndef UNROLL
-#define UNROLL 1
+#define UNROLL 8
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W
@@ -76,13 +80,18 @@ shared_bytes = "weight_bytes"
 #ifndef LEAD_W
 #define LEAD_W 1
 #endif
-
-#if defined(__CUDACC__)
-#define SPECIALIZED(macro, value) (macro)
-#else
-#define SPECIALIZED(macro, value) (value)
+#ifndef IN_CHANNELS
+#define IN_CHANNELS 8
+#endif
+#ifndef OUT_CHANNELS
+#define OUT_CHANNELS 8
+#endif
+#ifndef INPUT_VOXELS
+#define INPUT_VOXELS 262144
 #endif
 
+// Input channels in one piece of code, whose loads need no arithmetic: as many as the instruction cache takes.
+constexpr int UNROLLED = KERNEL_W <= 3 ? UNROLL : KERNEL_W <= 6 ? (UNROLL + 1) / 2 : (UNROLL + 3) / 4;
 constexpr int CHANNELS = 8, MOST_SUMS = 2 * POSITIONS;  // of a channel
 static_assert(POSITIONS >= 1 && POSITIONS <= 8, "each position has registers of its own");
 
@@ -102,40 +111,40 @@ struct Block {
   int origin_d, origin_h;  // the input of tap 0 and the class's first output
   Divisor columns, rows;
   int first_column, positions;
-  index_t input, output;             // where the first channel begins
-  int first_channel, live_channels;  // of the output
-  bool input_vectors, output_vectors;
+  index_t input, output;  // where the first channel begins
+  index_t output_step_d, output_step_h;
+  int live_channels;  // of the output
+  bool input_vectors, input_lines, output_vectors;
+  accum_t start[CHANNELS];  // the bias
 };
 
-// A position: which of the class's outputs along d and h, and which q, counted from the first.
-struct Place {
-  int d, h, column;
+// A thread's position: the input of tap 0, from the first channel's beginning, and its d and h. In shared memory for the same reason.
+struct alignas(16) Place {
+  index_t input;
+  int d, h;
 };
-
-__device__ __forceinline__ Place place_of(int position, const Block& block) {
-  const int row = block.columns.quotient(position), d = block.rows.quotient(row);
-  return {d, row - d * block.rows.value, position - row * block.columns.value};
-}
 
 // What one pass over the input channels needs: for each position the input of tap 0 in the first channel, and its column.
 struct Rows {
   const scalar_t* input[POSITIONS];
   int column[POSITIONS];  // OUTSIDE where the row is
 };
-constexpr int OUTSIDE = -0x40000000;
+constexpr int OUTSIDE = -0x40000000;  // of a column, a d
 
 // sums[position * stride + r][channel] += the products of all input channels with the taps of one (kd, kh). LENGTH neighbouring
-// channels are loaded at once; UNIT_STEP: neighbouring columns are neighbours in memory.
-template <int LENGTH, bool UNIT_STEP>
+// channels are loaded at once; LINES: an input channel is one contiguous piece of memory, as far as steps along w and from channel to
+// channel tell, so that these are constants.
+template <int LENGTH, bool LINES>
 __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], const Problem& problem,
                                          const View<const scalar_t>& input, int channels, Rows& rows, const Weights* weights) {
   const int kernel = SPECIALIZED(KERNEL_W, problem.kernel_size[2]), stride = SPECIALIZED(STRIDE_W, problem.stride[2]);
   const int dilation = SPECIALIZED(DILATION_W, problem.dilation[2]), positions = min(POSITIONS, MOST_SUMS / stride);
   const int lead = SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]), width = problem.input_size[2];
-  const index_t step = UNIT_STEP ? 1 : input.stride[4];
-#pragma unroll(UNIT_STEP ? UNROLL : 1)
+  const index_t step = LINES ? 1 : input.stride[4];
+  const index_t next_channel = LINES ? SPECIALIZED(INPUT_VOXELS, input.stride[1]) : input.stride[1];
+#pragma unroll(LINES ? UNROLLED : 1)
   for (int ci = 0; ci < channels; ci += LENGTH, weights += LENGTH * kernel * 2) {
-#pragma unroll(UNIT_STEP ? 64 : 1)
+#pragma unroll(LINES ? 64 : 1)
     for (int offset = lead > 0 ? -1 : 0; offset * stride <= (kernel - 1) * dilation - lead; ++offset) {
       Vector<LENGTH> x[POSITIONS];
 #pragma unroll
@@ -162,7 +171,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
       }
     }
 #pragma unroll
-    for (int i = 0; i < positions; ++i) rows.input[i] += LENGTH * input.stride[1];
+    for (int i = 0; i < positions; ++i) rows.input[i] += LENGTH * next_channel;
   }
 }
 
@@ -206,8 +215,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
                           const int out_channels_per_group) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Block block;
+  __shared__ Place places[POSITIONS][32 * BLOCK_WARPS];
+  __shared__ int place_columns[POSITIONS][32 * BLOCK_WARPS];
   accum_t* weights = reinterpret_cast<accum_t*>(shared);
   const int stride = SPECIALIZED(STRIDE_W, problem.stride[2]), positions = min(POSITIONS, MOST_SUMS / stride);
+  const int in_channels = SPECIALIZED(IN_CHANNELS, in_channels_per_group);
 
   // blockIdx.x = (((n * groups + group) * channel_tiles + channel tile) * runs + run) * classes + class: the classes of a place are at
   // work at the same time, so that they find its inputs in the L2 cache. Where channels lie together, so are the groups of a place.
@@ -233,14 +245,20 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       block.origin_h = (h.first_output + problem.padding[1]) / problem.stride[1] - h.first_offset;
       block.columns = divisor_of(columns);
       block.rows = divisor_of(max(h.outputs, 1));
+      block.output_step_d = problem.stride[0] * output.stride[2];
+      block.output_step_h = problem.stride[1] * output.stride[3];
       block.first_column = problem.padding[2] / stride;
       block.positions = d.outputs * h.outputs * columns;
       block.input = input.at(n, group * in_channels_per_group, 0, 0, 0) - input.data;
       block.output = output.at(n, first_channel, d.first_output, h.first_output, 0) - output.data;
-      block.first_channel = first_channel;
+      for (int c = 0; c < CHANNELS; ++c) {
+        const bool has_bias = bias != nullptr && first_out + c < out_channels_per_group;
+        block.start[c] = has_bias ? to_accum(bias[first_channel + c]) : accum_t(0);
+      }
       block.live_channels = min(CHANNELS, out_channels_per_group - first_out);
       // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
       block.input_vectors = channels_are_vectors<IN_VECTOR>(input, input.data + block.input, in_channels_per_group);
+      block.input_lines = input.stride[4] == 1 && input.stride[1] == SPECIALIZED(INPUT_VOXELS, input.stride[1]);
       block.output_vectors =
           block.live_channels == CHANNELS && channels_are_vectors<OUT_VECTOR>(output, output.data + block.output, CHANNELS);
     }
@@ -255,10 +273,20 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
     accum_t sums[MOST_SUMS][CHANNELS];
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) {
-      const bool live = bias != nullptr && c < block.live_channels;
-      const accum_t start = live ? to_accum(bias[block.first_channel + c]) : accum_t(0);
+      const accum_t start = block.start[c];
 #pragma unroll
       for (int i = 0; i < positions * stride; ++i) sums[i][c] = start;
+    }
+
+    // Position n is column n % columns of row n / columns, and this row n / columns % rows of d n / columns / rows.
+#pragma unroll
+    for (int i = 0; i < positions; ++i) {
+      const int position = first + 32 * i, row = block.columns.quotient(position), of_d = block.rows.quotient(row);
+      const int column = block.first_column + position - row * block.columns.value;
+      const int d = block.origin_d + of_d, h = block.origin_h + row - of_d * block.rows.value;
+      const index_t offset = block.input + d * input.stride[2] + h * input.stride[3] + column * input.stride[4];
+      places[i][threadIdx.x] = {offset, position < block.positions ? d : OUTSIDE, h};
+      place_columns[i][threadIdx.x] = column;
     }
 
     const Weights* taps = reinterpret_cast<const Weights*>(weights);
@@ -268,35 +296,35 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       for (int kh = 0; kh < block.h.taps; ++kh) {
         Rows rows;
         forget_memory();
+        const int below_d = kd * block.d.offset_step, below_h = kh * block.h.offset_step;
+        const index_t below = below_d * input.stride[2] + below_h * input.stride[3];
 #pragma unroll
         for (int i = 0; i < positions; ++i) {
-          const Place place = place_of(first + 32 * i, block);
-          const int d = block.origin_d + place.d - kd * block.d.offset_step;
-          const int h = block.origin_h + place.h - kh * block.h.offset_step, w = block.first_column + place.column;
-          const bool inside = static_cast<unsigned>(d) < static_cast<unsigned>(problem.input_size[0]) &&
-                              static_cast<unsigned>(h) < static_cast<unsigned>(problem.input_size[1]);
-          rows.column[i] = inside && first + 32 * i < block.positions ? w : OUTSIDE;
-          rows.input[i] = input.data + (block.input + d * input.stride[2] + h * input.stride[3] + w * input.stride[4]);
+          const Place place = places[i][threadIdx.x];
+          const bool inside = static_cast<unsigned>(place.d - below_d) < static_cast<unsigned>(problem.input_size[0]) &&
+                              static_cast<unsigned>(place.h - below_h) < static_cast<unsigned>(problem.input_size[1]);
+          rows.column[i] = inside ? place_columns[i][threadIdx.x] : OUTSIDE;
+          rows.input[i] = input.data + (place.input - below);
         }
         if (block.input_vectors) {
-          multiply<IN_VECTOR, false>(sums, problem, input, in_channels_per_group, rows, taps);
-        } else if (input.stride[4] == 1) {
-          multiply<1, true>(sums, problem, input, in_channels_per_group, rows, taps);
+          multiply<IN_VECTOR, false>(sums, problem, input, in_channels, rows, taps);
+        } else if (block.input_lines) {
+          multiply<1, true>(sums, problem, input, in_channels, rows, taps);
         } else {
-          multiply<1, false>(sums, problem, input, in_channels_per_group, rows, taps);
+          multiply<1, false>(sums, problem, input, in_channels, rows, taps);
         }
-        taps += in_channels_per_group * SPECIALIZED(KERNEL_W, problem.kernel_size[2]) * 2;
+        taps += in_channels * SPECIALIZED(KERNEL_W, problem.kernel_size[2]) * 2;
       }
     }
 
 #pragma unroll
     for (int i = 0; i < positions; ++i) {
       forget_memory();
-      if (first + 32 * i >= block.positions) continue;
-      const Place place = place_of(first + 32 * i, block);
-      const int w = place.column * stride;
-      scalar_t* y = output.data + (block.output + place.d * problem.stride[0] * output.stride[2] +
-                                   place.h * problem.stride[1] * output.stride[3] + w * output.stride[4]);
+      const Place place = places[i][threadIdx.x];
+      if (place.d == OUTSIDE) continue;
+      const int w = (place_columns[i][threadIdx.x] - block.first_column) * stride;
+      const index_t row = (place.d - block.origin_d) * block.output_step_d + (place.h - block.origin_h) * block.output_step_h;
+      scalar_t* y = output.data + (block.output + row + w * output.stride[4]);
       if (block.output_vectors) {
 #pragma unroll
         for (int r = 0; r < stride; ++r) {
@@ -304,13 +332,23 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
         }
         continue;
       }
-      const int live_channels = block.live_channels, live = problem.output_size[2] - w;
+      const int channels = SPECIALIZED(OUT_CHANNELS, out_channels_per_group) % CHANNELS == 0 ? CHANNELS : block.live_channels;
+      const auto store = [&](index_t step) {
+        // Every second channel is aligned alike.
+        const bool aligned[2] = {made_of_pairs(y, stride, step), made_of_pairs(y + output.stride[1], stride, step)};
 #pragma unroll
-      for (int c = 0; c < CHANNELS; ++c, y += output.stride[1]) {
-        accum_t piece[MOST_SUMS];
+        for (int c = 0; c < CHANNELS; ++c, y += output.stride[1]) {
+          if (c >= channels) break;
+          accum_t piece[MOST_SUMS];
 #pragma unroll
-        for (int r = 0; r < stride; ++r) piece[r] = sums[i * stride + r][c];
-        store_piece(piece, stride, y, output.stride[4], c < live_channels ? live : 0);
+          for (int r = 0; r < stride; ++r) piece[r] = sums[i * stride + r][c];
+          store_piece(piece, stride, y, step, problem.output_size[2] - w, aligned[c % 2]);
+        }
+      };
+      if (output.stride[4] == 1) {
+        store(1);
+      } else {
+        store(output.stride[4]);
       }
     }
   }

@@ -1,38 +1,54 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp64", "fp32"]
+[specialize]
+CHANNELS = "thread_channels"
+PAIRS = "pairs"
+LIVE_RESIDUES = "live_residues"
+LEAD_W = "lead_w"
+EVEN_TAPS_H = "even_taps_h"
+EVEN_TAPS_W = "even_taps_w"
 [constants]
+pairs = "1 if stride_w == 2 and itemsize == 4 and (dilation_w == 2 or dilation_w == 1 and kernel_w <= 8) else 0"
+live_residues = "2 if pairs and dilation_w == 1 and kernel_w > 1 else 1"
+lead_w = "padding_w % stride_w"
 step_d = "stride_d // gcd(stride_d, dilation_d)"
 step_h = "stride_h // gcd(stride_h, dilation_h)"
-step_w = "stride_w // gcd(stride_w, dilation_w)"
+step_w = "1 if live_residues == 2 else stride_w // gcd(stride_w, dilation_w)"
 spread_d = "dilation_d // gcd(stride_d, dilation_d)"
 spread_h = "dilation_h // gcd(stride_h, dilation_h)"
 spread_w = "dilation_w // gcd(stride_w, dilation_w)"
 classes = "min(kernel_d, step_d) * spread_d * min(kernel_h, step_h) * spread_h * min(kernel_w, step_w) * spread_w"
-dead_outputs = "kernel_d < stride_d or kernel_h < stride_h or kernel_w < stride_w or step_d * step_h * step_w < residues"
+dead_rows = "kernel_d < stride_d or kernel_h < stride_h or step_d * step_h < stride_d * stride_h"
+dead_columns = "0 if pairs or kernel_w >= stride_w and step_w == stride_w else 1"
 taps_d = "ceil_div(kernel_d, step_d)"
 taps_h = "ceil_div(kernel_h, step_h)"
 taps_w = "ceil_div(kernel_w, step_w)"
+even_taps_h = "taps_h if kernel_h % step_h == 0 else 0"
+even_taps_w = "taps_w if kernel_w % step_w == 0 and taps_w <= 8 else 0"
+window = "(kernel_w - 1 - lead_w) // 2 + lead_w + 1 if live_residues == 2 else taps_w"
+outputs_step_w = "2 if pairs else stride_w * spread_w"
 outputs_d = "ceil_div(output_d, stride_d * spread_d)"
 outputs_h = "ceil_div(output_h, stride_h * spread_h)"
-outputs_w = "ceil_div(output_w, stride_w * spread_w)"
+outputs_w = "ceil_div(output_w, outputs_step_w)"
 thread_channels = "4 if out_channels_per_group <= 4 else 8"
 thread_tiles = "ceil_div(out_channels_per_group, thread_channels)"
-channel_warps = "4 if thread_tiles % 4 == 0 else 3 if thread_tiles % 3 == 0 else 2 if thread_tiles % 2 == 0 else 1"
+channel_warps = "gcd(thread_tiles, CHANNEL_WARPS)"
 channel_tiles = "thread_tiles // channel_warps"
 position_warps = "min(4, BLOCK_WARPS // channel_warps)"
 threads = "32 * channel_warps * position_warps"
-tile_quads = "32 * position_warps * (THREAD_QUADS if itemsize == 4 else 1)"
+thread_quads = "max(1, (THREAD_QUADS if itemsize == 4 else 1) // (live_residues if thread_channels == 8 else 1))"
+tile_quads = "32 * position_warps * thread_quads"
 quads_w = "ceil_div(outputs_w + 16 // itemsize - 1, 4)"
 tiles = "ceil_div(outputs_d * outputs_h * quads_w, tile_quads)"
 least_h = "max(1, output_h // (stride_h * spread_h))"
-least_quads = "max(1, ceil_div(output_w // (stride_w * spread_w), 4))"
+least_quads = "max(1, ceil_div(output_w // outputs_step_w, 4))"
 tile_rows = "min(ceil_div(tile_quads - 1, least_quads) + 1, outputs_d * outputs_h)"
 tile_span = "tile_rows + min(ceil_div(tile_rows - 1, least_h), outputs_d - 1) * (taps_h - 1) + taps_h - 1"
 rows = "(taps_d - 1) * min(outputs_h + taps_h - 1, tile_span) + tile_span"
-pitch = "ceil_div(4 * quads_w + taps_w - 1, 4) * 4"
+pitch = "ceil_div(4 * quads_w + window - 1, 4) * 4"
 channel_elements = "rows * pitch + taps_d * taps_h * taps_w * thread_channels * channel_warps"
-stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 192 // itemsize // 4 * 4))"
+stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 256 // itemsize // 4 * 4))"
 row_slots = "ceil_div(rows, 2) * 2"
 block_bytes = "8 * row_slots + 2 * stage_elements * itemsize"
 [restrictions]
@@ -47,18 +63,11 @@ block = 256
 packs = "packed_weight"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_simt_untouched"
-when = "dead_outputs"
-grid = "batch * out_channels * output_d"
+when = "dead_rows or dead_columns"
+grid = "batch * ceil_div(out_channels, 8) * output_d"
 block = 256
 [[launch]]
-symbol = "convt3d_fprop_implicit_gemm_simt_c8"
-when = "thread_channels == 8"
-grid = "classes * batch * groups * tiles * channel_tiles"
-block = "threads"
-shared_bytes = "block_bytes"
-[[launch]]
-symbol = "convt3d_fprop_implicit_gemm_simt_c4"
-when = "thread_channels == 4"
+symbol = "convt3d_fprop_implicit_gemm_simt"
 grid = "classes * batch * groups * tiles * channel_tiles"
 block = "threads"
 shared_bytes = "block_bytes"
@@ -73,33 +82,71 @@ shared_bytes = "block_bytes"
 // channels it stages every input row the tile needs, halo and zeros included, and the packed weights; all taps then read from
 // shared memory. While one stage is multiplied, cp.async fills the other.
 //
-// A thread owns THREAD_QUADS quads x CHANNELS channels. For one row of taps it reads 8 inputs of each quad (two 16-byte loads) and,
+// Where the stride along w is 2, both residues of w are one class, so that inputs are staged once for both and a thread writes whole
+// pieces of rows: tap t feeds output 2*q + r through input q + padding/2 - (t - r - padding%2)/2. So is a stride and dilation of 2,
+// where only one of the two residues has taps; the other is stored as the bias.
+//
+// A thread owns THREAD_QUADS quads (half as many with two residues) x CHANNELS channels. For one row of taps it reads 8 inputs of each quad (two 16-byte loads) and,
 // for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds at 3 taps. Twelve warps a
 // multiprocessor leave a thread 168 registers; at 128 the compiler spills.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
+#include "convt3d/fill_uncovered.cuh"
 #include "convt3d/row_tile.cuh"
+#include "convt3d/specialized.cuh"
+#include "convt3d/store_piece.cuh"
 
 #ifndef THREAD_QUADS
 #define THREAD_QUADS 2
 #endif
 #ifndef BLOCK_WARPS
-#define BLOCK_WARPS 6
+#define BLOCK_WARPS 8
 #endif
 #ifndef STAGE_BYTES
-#define STAGE_BYTES 45056
+#define STAGE_BYTES 49152
+#endif
+#ifndef CHANNEL_WARPS
+#define CHANNEL_WARPS 4
+#endif
+#ifndef UNROLLED_TAPS
+#define UNROLLED_TAPS 10
+#endif
+// Set by the problem; these are for a look at the compiler's output.
+#ifndef CHANNELS
+#define CHANNELS 8
+#endif
+#ifndef PAIRS
+#define PAIRS 0
+#endif
+#ifndef LIVE_RESIDUES
+#define LIVE_RESIDUES 1
+#endif
+#ifndef LEAD_W
+#define LEAD_W 0
+#endif
+#ifndef EVEN_TAPS_H
+#define EVEN_TAPS_H 3
+#endif
+#ifndef EVEN_TAPS_W
+#define EVEN_TAPS_W 3
 #endif
 
 constexpr int QUADS = sizeof(accum_t) == 4 ? THREAD_QUADS : 1;  // fp64 sums take two registers each
-static_assert(BLOCK_WARPS >= 4, "up to 4 warps share the channels");
+constexpr int OWN_QUADS = CHANNELS == 8 && LIVE_RESIDUES == 2 && QUADS > 1 ? QUADS / 2 : QUADS;
+constexpr int MOST_CHANNELS = 8;
+// Rows of taps in one piece of code: more would not stay in the instruction cache.
+constexpr int UNROLL_H = EVEN_TAPS_W > 0 && (EVEN_TAPS_H > 0 ? EVEN_TAPS_H : 2) * EVEN_TAPS_W <= UNROLLED_TAPS
+                             ? (EVEN_TAPS_H > 0 ? EVEN_TAPS_H : 2)
+                             : 1;
+static_assert(BLOCK_WARPS >= CHANNEL_WARPS, "they share the positions");
 
 // packed_weight[group][thread tile][class's taps before][ci][the class's taps from the last][channel of the thread tile], zero beyond
 // the last channel: what a warp multiplies by in one stage is one contiguous piece of it.
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_fprop_implicit_gemm_simt_pack(const Problem problem, const View<const scalar_t> weight,
                                           accum_t* __restrict__ packed_weight, const int thread_tiles,
-                                          const int thread_channels) {
+                                          const int thread_channels, const int live_residues) {
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int* kernel = problem.kernel_size;
   const index_t taps = static_cast<index_t>(kernel[0]) * kernel[1] * kernel[2];
@@ -112,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(256)
   for (int a = 2; a >= 0; --a) {
     tap[a] = static_cast<int>(index % kernel[a]);
     index /= kernel[a];
-    place[a] = packed_tap(problem, a, tap[a]);
+    place[a] = a == 2 && live_residues == 2 ? PackedTap{kernel[a], 0, kernel[a] - 1 - tap[a]} : packed_tap(problem, a, tap[a]);
   }
   const int ci = static_cast<int>(index % channels);
   const index_t tile = index / channels;  // group * thread_tiles + thread tile
@@ -127,37 +174,11 @@ extern "C" __global__ void __launch_bounds__(256)
       co < out_channels ? to_accum(*weight.at(group * channels + ci, co, tap[0], tap[1], tap[2])) : accum_t(0);
 }
 
-// Outputs that no tap reaches are the bias. A block owns one plane (n, d, co).
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_fprop_implicit_gemm_simt_untouched(const Problem problem, const scalar_t* __restrict__ bias,
-                                               const View<scalar_t> output) {
-  __shared__ bool row_has_tap[256];
-  const int thread = static_cast<int>(threadIdx.x), rows = problem.output_size[1], columns = problem.output_size[2];
-  const int co = static_cast<int>(blockIdx.x % problem.out_channels);
-  const int d = static_cast<int>(blockIdx.x / problem.out_channels % problem.output_size[0]);
-  const int n = static_cast<int>(blockIdx.x / problem.out_channels / problem.output_size[0]);
-  const scalar_t value = bias != nullptr ? bias[co] : to_scalar(accum_t(0));
-  const bool plane_has_tap = has_tap(problem, 0, d);
-  if (!plane_has_tap && output.stride[3] == columns * output.stride[4]) {  // a line
-    scalar_t* y = output.at(n, co, d, 0, 0);
-    const index_t numel = static_cast<index_t>(rows) * columns;
-#pragma unroll 4
-    for (index_t i = thread; i < numel; i += 256) y[i * output.stride[4]] = value;
-    return;
-  }
-  const int threads_w = min(columns, 256), threads_h = 256 / threads_w, thread_h = thread / threads_w;
-  for (int first = 0; first < rows; first += 256) {
-    __syncthreads();
-    row_has_tap[thread] = plane_has_tap && first + thread < rows && has_tap(problem, 1, first + thread);
-    __syncthreads();
-    for (int w = thread % threads_w; w < (thread_h < threads_h ? columns : 0); w += threads_w) {
-      const bool column_has_tap = has_tap(problem, 2, w);
-      scalar_t* y = output.at(n, co, d, first + thread_h, w);
-      for (int h = thread_h; h < min(256, rows - first); h += threads_h, y += threads_h * output.stride[3]) {
-        if (!(column_has_tap && row_has_tap[h])) *y = value;
-      }
-    }
-  }
+                                               const View<scalar_t> output, const int dead_columns) {
+  const PlaneOfChannels plane = plane_of_channels(problem);
+  fill_uncovered(problem, bias, output, plane, !has_tap(problem, 0, plane.d), dead_columns != 0);
 }
 
 // The rows of taps a stage holds, and steps in elements through its inputs (from row to row, then on to the next kd, then on to the
@@ -166,24 +187,36 @@ struct StageShape {
   int taps_d, taps_h, pitch, next_kd, next_channel, weight_row, next_channel_weights;
 };
 
-// sums += TAPS neighbouring taps of each row of taps, for all channels of a stage.
-template <int TAPS, int CHANNELS>
-__device__ __forceinline__ void multiply(accum_t (&sums)[QUADS][4][CHANNELS], const accum_t* inputs, const int (&quad)[QUADS],
-                                         const accum_t* weights, int channels, const StageShape& shape) {
-  constexpr int WIDTH = TAPS == 1 ? 4 : 8;
+// What is known of the row of taps that one pass multiplies, on the GPU when it is compiled: its taps, from the last; the residues
+// of w they feed (1: of the class's own outputs); with two residues the rest of the padding. Tap k of the row feeds residue(k) of the
+// i-th output of a quad through input shift(k) + i of its window.
+struct TapRow {
+  int taps, residues, lead;
+  __device__ int tap_offset(int tap) const { return tap >= lead ? (tap - lead) / 2 : -1; }
+  __device__ int residue(int k) const { return residues == 1 ? 0 : (taps - 1 - k + lead) % 2; }
+  __device__ int shift(int k) const { return residues == 1 ? k : tap_offset(taps - 1) - tap_offset(taps - 1 - k); }
+  __device__ int width() const { return (4 + shift(taps - 1) + 3) / 4 * 4; }
+};
+constexpr int MOST_SUMS = 8 * QUADS, MOST_WIDTH = 12;  // of a channel; MOST_WIDTH: 8 taps reach over 7 inputs
+
+// sums[(quad * residues + residue) * 4 + i] += the products of each row of taps, for all channels of a stage.
+__device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][MOST_CHANNELS], const accum_t* inputs,
+                                         const int (&quad)[QUADS], const accum_t* weights, int channels,
+                                         const StageShape& shape, int thread_channels, int quads, int taps_h,
+                                         const TapRow tap_row) {
   const accum_t* row[QUADS];
-  for (int q = 0; q < QUADS; ++q) row[q] = inputs + quad[q];
+  for (int q = 0; q < quads; ++q) row[q] = inputs + quad[q];
 #pragma unroll 1
   for (int ci = 0; ci < channels; ++ci) {
 #pragma unroll 1
     for (int kd = 0; kd < shape.taps_d; ++kd) {
-#pragma unroll 1
-      for (int kh = 0; kh < shape.taps_h; ++kh) {
-        accum_t x[QUADS][WIDTH];
+#pragma unroll(UNROLL_H)
+      for (int kh = 0; kh < taps_h; ++kh) {
+        accum_t x[QUADS][MOST_WIDTH];
 #pragma unroll
-        for (int q = 0; q < QUADS; ++q) {
+        for (int q = 0; q < quads; ++q) {
 #pragma unroll
-          for (int i = 0; i < WIDTH; i += VECTOR) {
+          for (int i = 0; i < tap_row.width(); i += VECTOR) {
             const Vector loaded = *reinterpret_cast<const Vector*>(row[q] + i);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) x[q][i + e] = loaded.element[e];
@@ -191,25 +224,27 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[QUADS][4][CHANNELS], co
           row[q] += shape.pitch;
         }
 #pragma unroll
-        for (int t = 0; t < TAPS; ++t) {
+        for (int k = 0; k < tap_row.taps; ++k) {
 #pragma unroll
-          for (int c = 0; c < CHANNELS; c += VECTOR) {
-            const Vector w = *reinterpret_cast<const Vector*>(weights + t * CHANNELS + c);
+          for (int c = 0; c < thread_channels; c += VECTOR) {
+            const Vector w = *reinterpret_cast<const Vector*>(weights + k * thread_channels + c);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
 #pragma unroll
-              for (int q = 0; q < QUADS; ++q) {
+              for (int q = 0; q < quads; ++q) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sums[q][i][c + e] += x[q][i + t] * w.element[e];
+                for (int i = 0; i < 4; ++i) {
+                  sums[(q * tap_row.residues + tap_row.residue(k)) * 4 + i][c + e] += x[q][tap_row.shift(k) + i] * w.element[e];
+                }
               }
             }
           }
         }
         weights += shape.weight_row;
       }
-      for (int q = 0; q < QUADS; ++q) row[q] += shape.next_kd;
+      for (int q = 0; q < quads; ++q) row[q] += shape.next_kd;
     }
-    for (int q = 0; q < QUADS; ++q) row[q] += shape.next_channel;
+    for (int q = 0; q < quads; ++q) row[q] += shape.next_channel;
     weights += shape.next_channel_weights;
   }
 }
@@ -223,8 +258,17 @@ struct Tile : RowTile {
       tile_weights;  // the block's first input and packed weight, and from one thread tile's on to the next
 };
 
+// Outputs 2*q and 2*q + 1 at a stride of 2 along w: the q, and the window of inputs that a q reads.
+__device__ inline DenseAxis pair_axis(const Problem& problem, int residues) {
+  const int lead = problem.padding[2] % 2, kernel = problem.kernel_size[2];
+  const int farthest = residues == 2 ? TapRow{kernel, 2, lead}.tap_offset(kernel - 1) : kernel - 1 - lead;
+  const int window = residues == 2 ? farthest + lead + 1 : kernel;
+  return {0, 2, (problem.output_size[2] + 1) / 2, window, 0, 1, problem.padding[2] / 2 - farthest};
+}
+
 __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<const scalar_t>& input, int tile_quads,
-                                 int thread_channels, int channel_warps, int stage_elements, int tiles, int thread_tiles) {
+                                 int thread_channels, bool pair, int residues, int channel_warps, int stage_elements, int tiles,
+                                 int thread_tiles) {
   // blockIdx.x = (((class * batch + n) * groups + group) * tiles + tile) * channel tiles + channel tile
   const int channel_tiles = thread_tiles / channel_warps;
   unsigned block = blockIdx.x;
@@ -236,7 +280,8 @@ __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<
   block /= problem.groups;
   tile.n = static_cast<int>(block % problem.batch);
   block /= problem.batch;
-  for (int a = 2; a >= 0; --a) {
+  if (pair) tile.axis[2] = pair_axis(problem, residues);
+  for (int a = pair ? 1 : 2; a >= 0; --a) {
     const int classes = dense_classes(problem, a);
     tile.axis[a] = dense_axis(problem, a, static_cast<int>(block % classes));
     block /= classes;
@@ -246,7 +291,7 @@ __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<
 
   const DenseAxis &d = tile.axis[0], &h = tile.axis[1], &w = tile.axis[2];
   const int channels = problem.in_channels / problem.groups, *kernel = problem.kernel_size;
-  const int row = w.taps * thread_channels, segment = tile.segment * tile.pitch;
+  const int row = (residues == 2 ? kernel[2] : w.taps) * thread_channels, segment = tile.segment * tile.pitch;
   tile.channel_weights = d.taps * h.taps * row;
   tile.tile_weights = static_cast<index_t>(kernel[0]) * kernel[1] * kernel[2] * channels * thread_channels;
   tile.chunk = min(channels, stage_elements / (tile.plane + tile.channel_weights * channel_warps));
@@ -265,19 +310,54 @@ __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<
   tile.weights = thread_tile * tile.tile_weights + taps_before * channels * thread_channels;
 }
 
-template <int CHANNELS>
-__device__ __forceinline__ void implicit_gemm(const Problem& problem, const View<const scalar_t>& input,
-                                              const accum_t* packed_weight, const scalar_t* bias, const View<scalar_t>& output,
-                                              int channel_warps, int stage_elements, int row_slots, int tiles,
-                                              int thread_tiles) {
+// Store the 8 neighbours first ... first + 7 of a row of `width` outputs; `y` is the first, and may lie outside.
+__device__ __forceinline__ void store_eight(const accum_t (&sums)[8], scalar_t* y, index_t step, index_t first, int width) {
+  if (step == 1 && first >= 0 && first + 8 <= width) {
+    const unsigned misaligned = static_cast<unsigned>(reinterpret_cast<index_t>(y) / sizeof(scalar_t)) % 4;
+    if (sizeof(scalar_t) == 4 && misaligned == 0) {
+#pragma unroll
+      for (int i = 0; i < 8; i += VECTOR) {
+        Vector out;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) out.element[e] = sums[i + e];
+        *reinterpret_cast<Vector*>(y + i) = out;
+      }
+    } else if (misaligned % 2 == 0) {
+#pragma unroll
+      for (int i = 0; i < 8; i += 2) store_pair(y + i, to_scalar(sums[i]), to_scalar(sums[i + 1]));
+    } else {
+      y[0] = to_scalar(sums[0]);
+#pragma unroll
+      for (int i = 1; i < 7; i += 2) store_pair(y + i, to_scalar(sums[i]), to_scalar(sums[i + 1]));
+      y[7] = to_scalar(sums[7]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (first + i >= 0 && first + i < width) y[i * step] = to_scalar(sums[i]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, sizeof(accum_t) == 4 ? 2 : 1)
+    convt3d_fprop_implicit_gemm_simt(const Problem problem, const View<const scalar_t> input,
+                                     const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
+                                     const View<scalar_t> output, const int thread_channels, const int thread_quads,
+                                     const int pairs, const int live_residues, const int even_taps_h, const int even_taps_w,
+                                     const int channel_warps, const int stage_elements, const int row_slots, const int tiles,
+                                     const int thread_tiles) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Tile tile;
   index_t* row_offset = reinterpret_cast<index_t*>(shared);
   accum_t* stages = reinterpret_cast<accum_t*>(shared + 8 * row_slots);
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int position_threads = threads / channel_warps;
+  const int own_channels = SPECIALIZED(CHANNELS, thread_channels), residues = SPECIALIZED(LIVE_RESIDUES, live_residues);
+  const int quads = SPECIALIZED(OWN_QUADS, thread_quads), lead = SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]);
+  const bool pair = SPECIALIZED(PAIRS, pairs) != 0;
   if (thread == 0) {
-    find_tile(tile, problem, input, position_threads * QUADS, CHANNELS, channel_warps, stage_elements, tiles, thread_tiles);
+    find_tile(tile, problem, input, position_threads * quads, own_channels, pair, residues, channel_warps, stage_elements,
+              tiles, thread_tiles);
   }
   __syncthreads();
   if (tile.first_quad >= tile.end_quad) return;  // the whole block: classes differ in size
@@ -287,21 +367,17 @@ __device__ __forceinline__ void implicit_gemm(const Problem& problem, const View
   // A thread has its position's quad, and the same again position_threads further on; past the end it computes the first one again.
   const int position = thread % position_threads, channel_warp = thread / position_threads;
   int quad[QUADS];
-  for (int q = 0; q < QUADS; ++q) {
+#pragma unroll
+  for (int q = 0; q < quads; ++q) {
     const int number = tile.first_quad + q * position_threads + position;
     quad[q] = staged_quad(tile, number < tile.end_quad ? number : tile.first_quad);
   }
-  const int out_channels = problem.out_channels / problem.groups, first_out = (tile.thread_tile + channel_warp) * CHANNELS;
-  accum_t sums[QUADS][4][CHANNELS];
+  const int out_channels = problem.out_channels / problem.groups, first_out = (tile.thread_tile + channel_warp) * own_channels;
+  accum_t sums[MOST_SUMS][MOST_CHANNELS];
 #pragma unroll
-  for (int c = 0; c < CHANNELS; ++c) {
-    const bool has_bias = bias != nullptr && first_out + c < out_channels;
-    const accum_t start = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
+  for (int c = 0; c < own_channels; ++c) {
 #pragma unroll
-    for (int q = 0; q < QUADS; ++q) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[q][i][c] = start;
-    }
+    for (int i = 0; i < quads * residues * 4; ++i) sums[i][c] = accum_t(0);
   }
 
   const int channels = problem.in_channels / problem.groups;
@@ -326,27 +402,47 @@ __device__ __forceinline__ void implicit_gemm(const Problem& problem, const View
     if (first == 0) continue;
     const accum_t* stage = stages + (buffer ^ 1) * stage_elements;
     const int count = min(chunk, channels - first + chunk);
-    const int taps_w = tile.axis[2].taps;
-    for (int tap = 0; tap < taps_w; tap += 4) {
-      const accum_t* weights = stage + weights_at + tile.first_kd * tile.shape.taps_h * tile.shape.weight_row + tap * CHANNELS;
-      switch (min(4, taps_w - tap)) {
+    const accum_t* weights = stage + weights_at + tile.first_kd * tile.shape.taps_h * tile.shape.weight_row;
+    const int known_h = SPECIALIZED(EVEN_TAPS_H, even_taps_h), taps_h = known_h > 0 ? known_h : tile.shape.taps_h;
+    const auto multiply_taps = [&](int tap, int taps, int rows) {
+      multiply(sums, stage + tap, quad, weights + tap * own_channels, count, tile.shape, own_channels, quads, rows,
+               {taps, residues, lead});
+    };
+    if (const int taps = SPECIALIZED(EVEN_TAPS_W, even_taps_w); taps > 0) {
+      if (known_h == 0 && taps_h == 1) {
+        multiply_taps(0, taps, 1);
+      } else if (known_h == 0 && taps_h == 2) {
+        multiply_taps(0, taps, 2);
+      } else {
+        multiply_taps(0, taps, taps_h);
+      }
+      continue;
+    }
+    for (int tap = 0; tap < tile.axis[2].taps; tap += 4) {
+      switch (min(4, tile.axis[2].taps - tap)) {
         case 1:
-          multiply<1>(sums, stage + tap, quad, weights, count, tile.shape);
+          multiply_taps(tap, 1, taps_h);
           break;
         case 2:
-          multiply<2>(sums, stage + tap, quad, weights, count, tile.shape);
+          multiply_taps(tap, 2, taps_h);
           break;
         case 3:
-          multiply<3>(sums, stage + tap, quad, weights, count, tile.shape);
+          multiply_taps(tap, 3, taps_h);
           break;
         default:
-          multiply<4>(sums, stage + tap, quad, weights, count, tile.shape);
+          multiply_taps(tap, 4, taps_h);
       }
     }
   }
 
+  accum_t start[MOST_CHANNELS];  // added last: registers are for sums
 #pragma unroll
-  for (int q = 0; q < QUADS; ++q) {
+  for (int c = 0; c < own_channels; ++c) {
+    const bool has_bias = bias != nullptr && first_out + c < out_channels;
+    start[c] = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
+  }
+#pragma unroll
+  for (int q = 0; q < quads; ++q) {
     const int index = tile.first_quad + q * position_threads + position;
     if (index >= tile.end_quad) continue;
     const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
@@ -357,27 +453,25 @@ __device__ __forceinline__ void implicit_gemm(const Problem& problem, const View
     scalar_t* y = output.at(tile.n, tile.group * out_channels + first_out, d, h, w);
     const int outputs_w = tile.axis[2].outputs, last_c = out_channels - first_out;
 #pragma unroll
-    for (int c = 0; c < CHANNELS; ++c, y += output.stride[1]) {
+    for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+      if (c >= last_c) continue;
+      if (pair) {
+        accum_t piece[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int r = i % 2;
+          const accum_t sum = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c]
+                              : r == lead   ? sums[q * 4 + i / 2][c]
+                                            : accum_t(0);
+          piece[i] = start[c] + sum;
+        }
+        store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
+        continue;
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (first_w + i >= 0 && first_w + i < outputs_w && c < last_c) y[i * step] = to_scalar(sums[q][i][c]);
+        if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
       }
     }
   }
-}
-
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
-    convt3d_fprop_implicit_gemm_simt_c8(const Problem problem, const View<const scalar_t> input,
-                                        const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                        const View<scalar_t> output, const int channel_warps, const int stage_elements,
-                                        const int row_slots, const int tiles, const int thread_tiles) {
-  implicit_gemm<8>(problem, input, packed_weight, bias, output, channel_warps, stage_elements, row_slots, tiles, thread_tiles);
-}
-
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 2)
-    convt3d_fprop_implicit_gemm_simt_c4(const Problem problem, const View<const scalar_t> input,
-                                        const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                        const View<scalar_t> output, const int channel_warps, const int stage_elements,
-                                        const int row_slots, const int tiles, const int thread_tiles) {
-  implicit_gemm<4>(problem, input, packed_weight, bias, output, channel_warps, stage_elements, row_slots, tiles, thread_tiles);
 }

@@ -137,6 +137,8 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
 // channels each. If all slabs of a column fit in shared memory they are copied once.
 #include "convt3d.cuh"
 #include "convt3d/dense_axis.cuh"
+#include "convt3d/fill_uncovered.cuh"
+#include "convt3d/specialized.cuh"
 #include "convt3d/wgmma.cuh"
 
 // Cells of 16 bytes in a chunk, and tiles of 64 rows a warpgroup has; 0: by the problem.
@@ -194,10 +196,8 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
 #endif
 
 #if defined(__CUDACC__)
-#define SPECIALIZED(macro, parameter) (macro)
 #define SUMS (CLASSES_W * M_TILES * WGMMA_TILES * 4)
 #else
-#define SPECIALIZED(macro, parameter) (parameter)
 #define SUMS 192
 #endif
 
@@ -280,52 +280,11 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   }
 }
 
-// ---- outputs that no tap reaches, whole rows of them: bias alone ----
-
-// A warp fills `count` neighbours, 16 bytes a lane between the first and the last whole ones.
-__device__ inline void fill_run(scalar_t* run, index_t count, scalar_t value, int lane) {
-  const index_t before = static_cast<index_t>(0 - reinterpret_cast<unsigned long long>(run) / sizeof(scalar_t)) & (VECTOR - 1);
-  const index_t head = before < count ? before : count, cells = (count - head) / VECTOR, tail = head + cells * VECTOR + lane;
-  scalar_t values[VECTOR];
-  for (int v = 0; v < VECTOR; ++v) values[v] = value;
-  Cell cell;
-  memcpy(&cell, values, 16);
-  if (lane < head) run[lane] = value;
-  for (index_t i = lane; i < cells; i += 32) reinterpret_cast<Cell*>(run + head)[i] = cell;
-  if (tail < count) run[tail] = value;
-}
-
 extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const scalar_t* __restrict__ bias,
                                                   const View<scalar_t> output) {
-  const int channel_tiles = ceil_div(problem.out_channels, 8), height = problem.output_size[1], width = problem.output_size[2];
-  unsigned block = blockIdx.x;
-  const int d = static_cast<int>(block % problem.output_size[0]);
-  block /= problem.output_size[0];
-  const int first = static_cast<int>(block % channel_tiles) * 8, n = static_cast<int>(block / channel_tiles);
-  const bool whole_plane = (d + problem.padding[0]) % greatest_common_divisor(problem.stride[0], problem.dilation[0]) != 0;
-  // A warp takes a channel; where the channels lie side by side it takes rows, eight channels of four voxels at a time.
-  const bool channels_last = output.stride[1] == 1;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int channel = first + (channels_last ? lane % 8 : warp);
-  const bool live = channel < problem.out_channels;
-  const scalar_t value = bias == nullptr || !live ? zero_scalar() : bias[channel];
-  scalar_t* plane = output.at(n, live ? channel : 0, d, 0, 0);
-  if (whole_plane && !channels_last && output.stride[4] == 1 && output.stride[3] == width) {
-    if (live) fill_run(plane, static_cast<index_t>(height) * width, value, lane);
-    return;
-  }
-  for (int h = channels_last ? warp * 32 : 0; h < height; h += channels_last ? 256 : 32) {
-    unsigned rows = __ballot_sync(~0u, h + lane < height && (whole_plane || !has_tap(problem, 1, h + lane)));
-    for (; rows != 0; rows &= rows - 1) {
-      scalar_t* row = plane + (h + __ffs(static_cast<int>(rows)) - 1) * output.stride[3];
-      if (!live) continue;
-      if (!channels_last && output.stride[4] == 1) {
-        fill_run(row, width, value, lane);
-      } else {
-        for (int w = channels_last ? lane / 8 : lane; w < width; w += channels_last ? 4 : 32) row[w * output.stride[4]] = value;
-      }
-    }
-  }
+  const PlaneOfChannels plane = plane_of_channels(problem);
+  const int divisor = greatest_common_divisor(problem.stride[0], problem.dilation[0]);
+  fill_uncovered(problem, bias, output, plane, (plane.d + problem.padding[0]) % divisor != 0, false);
 }
 
 // ---- the product: who does what, and where the input lies ----

@@ -3,3 +3,11 @@
 
 // Read memory anew from here on: the compiler would keep what it has read from shared memory in registers throughout a loop, and spill it.
 __device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
+
+// The same number, of which the compiler knows nothing: what follows from it is computed here, not before a loop and kept.
+__device__ __forceinline__ int computed_anew(int value) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+r"(value));
+#endif
+  return value;
+}

@@ -19,10 +19,15 @@ __device__ __forceinline__ void store_pair(Half* y, Half a, Half b) {
   *reinterpret_cast<unsigned*>(y) = a.bits | static_cast<unsigned>(b.bits) << 16;
 }
 
+// Whether a piece of `length` outputs from y on is made of aligned pairs.
+__device__ __forceinline__ bool made_of_pairs(const scalar_t* y, int length, index_t step) {
+  return length % 2 == 0 && step == 1 && reinterpret_cast<index_t>(y) % (2 * sizeof(scalar_t)) == 0;
+}
+
 // Store `length` sums from y on, a step apart, of which `live` lie inside the row: in pairs where these are aligned, as in rows of even
 // length. A warp's pairs are a whole piece of the row; single elements leave holes for the next store to fill.
-__device__ __forceinline__ void store_piece(const accum_t* sums, int length, scalar_t* y, index_t step, int live) {
-  const bool aligned = length % 2 == 0 && step == 1 && reinterpret_cast<index_t>(y) % (2 * sizeof(scalar_t)) == 0;
+__device__ __forceinline__ void store_piece(const accum_t* sums, int length, scalar_t* y, index_t step, int live,
+                                            bool aligned) {
 #pragma unroll
   for (int r = 0; r + 1 < length; r += 2) {
     const scalar_t first = to_scalar(sums[r]), second = to_scalar(sums[r + 1]);
