@@ -1,7 +1,8 @@
 """Who computes a call: the backend, and with `algorithm="auto"` the kernel and the dtype it is compiled for.
 
 "auto" takes what `convt3d tune` found quickest on this device for this problem, or for one near it. Where nothing was measured it
-takes the first kernel of `ORDER` that can do the problem, in the loosest arithmetic allowed. `convt3d info --why` shows both steps.
+takes the first kernel of `ORDER` that can do the problem, in the loosest arithmetic allowed. torch's CUDA tensors, for which torch
+has an operator of its own, go to a kernel only where it was measured to be the quicker. `convt3d info --why` shows these steps.
 """
 
 from __future__ import annotations
@@ -38,14 +39,6 @@ ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "wgrad": dict.fromkeys(_FPROP, ("wgrad_reduce",)),
 }
 
-# What "auto" leaves to torch's own operator where it can be had (torch's CUDA tensors, no backend named), and why.
-_PLAIN = "the registered kernels of this pass are plain ones"
-LEFT_TO_TORCH = {
-    "fprop": "no `convt3d bench` has shown ours to be quicker on every named problem",
-    "dgrad": _PLAIN,
-    "wgrad": _PLAIN,
-}
-
 
 @dataclass(frozen=True)
 class Automatic:
@@ -61,6 +54,17 @@ class Automatic:
     instance: str
     tuned: Tuned | None
     passed_over: tuple[str, ...]
+
+    @property
+    def left_to_torch(self) -> str | None:
+        """Why torch's own operator takes the call where it can be had; None where the kernel was measured to be the quicker."""
+        if self.tuned is None:
+            return "no measurement on this device says that a kernel is quicker"
+        if self.tuned.library_ms is None:
+            return "torch's operator was not measured beside the kernel"
+        if self.tuned.library_ms < self.tuned.elapsed_ms:
+            return f"measured at {self.tuned.library_ms:.4g} ms"
+        return None
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -119,7 +123,7 @@ def decide(
     is_torch, automatic = first.library.name == "torch", isinstance(algorithm, str) and algorithm == "auto"
     fp32 = _fp32_precision(fp32_precision, first)
     where = _choose_backend(backend, algorithm, first)
-    if where == "torch" or (backend is None and automatic and is_torch and left_to_torch(pass_name)):
+    if where == "torch":
         return Choice(None, first.dtype, "torch", fp32)
     precision, runs_on = FP32_PRECISIONS[fp32] if first.dtype == "fp32" else first.dtype, backend_for(where, first.device.index)
     if automatic:
@@ -132,6 +136,8 @@ def decide(
             if is_torch and backend is None:
                 return Choice(None, first.dtype, "torch", fp32)
             raise
+        if is_torch and backend is None and taken.left_to_torch:
+            return Choice(None, first.dtype, "torch", fp32)
         return Choice(taken.kernel, taken.instance, where, fp32)
     kernel = _named(algorithm, pass_name)
     instance, reason = instance_for(kernel, problem, precision, runs_on)
@@ -166,11 +172,6 @@ def choose(
 def instance_for(kernel: Kernel, problem: Problem, precision: str, backend: Backend) -> tuple[str | None, str]:
     """Return the loosest allowed dtype in which a kernel can do a problem on a backend, else None and the reason."""
     return _instance_for(kernel, problem, precision, backend.arch, backend.limits)
-
-
-def left_to_torch(pass_name: str) -> str | None:
-    """Return why "auto" leaves a pass on torch's CUDA tensors to torch's own operator; None where it takes a kernel of ours."""
-    return LEFT_TO_TORCH.get(pass_name)
 
 
 @lru_cache(maxsize=4096)

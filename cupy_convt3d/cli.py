@@ -239,15 +239,13 @@ def _info(options: argparse.Namespace) -> int:
 
 def _why_auto(problem: Problem) -> Iterator[str]:
     """Yield what "auto" takes in each pass and precision where kernels would run here, and under it how that was found."""
-    from .choice import choose, left_to_torch
+    from .choice import choose
     from .lab.measure import LAYOUTS
     from .lab.provenance import backend_named
 
     backend = backend_named(None)
     yield f'algorithm="auto" on {backend.device_name} ({backend.arch or backend.name}):'
     for pass_name in PASSES:
-        if reason := left_to_torch(pass_name):
-            yield f"  {pass_name} on torch's CUDA tensors: torch's own operator; {reason}. On others, and with backend=\"cuda\":"
         for precision in DTYPES:
             answers = {}
             for layout in LAYOUTS:
@@ -258,6 +256,8 @@ def _why_auto(problem: Problem) -> Iterator[str]:
                 else:
                     assert taken.kernel is not None
                     answers[layout] = [f"{taken.kernel.name} [{taken.instance}]", *taken.steps]
+                    if reason := taken.left_to_torch:
+                        answers[layout].append(f'torch\'s CUDA tensors, unless backend="cuda": torch\'s own operator, {reason}')
             if len(set(map(tuple, answers.values()))) == 1:
                 answers = {"": answers["ncdhw"]}
             for layout, (found, *steps) in answers.items():

@@ -66,7 +66,7 @@ def conv_transpose3d(
             `torch.backends.cudnn.conv.fp32_precision` for torch tensors, else "ieee".
         backend: "cuda", "host" (the same kernels on the CPU), "torch" (torch's own operator). None takes "cuda" for CUDA arrays
             and "host" for CPU arrays. Unless `algorithm` names a kernel it takes "torch" for torch's CPU tensors, and for its CUDA
-            tensors in the passes that are `left_to_torch` (`convt3d info --why` says which).
+            tensors where no kernel was measured to be quicker (`convt3d info --why` says).
         out: an array to write: the result's library, shape, dtype and device, any strides. Its bytes, from the first to the last,
             must not overlap those of an input; interleaved views of one buffer are refused too.
 

@@ -26,6 +26,7 @@ from .source import code_digest
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "tuning.json"
+LIBRARY = "library"  # in place of a kernel: torch's own operator, measured beside ours
 # An entry of another problem is used up to this distance: doublings of batch x voxels, channels and groups, added up.
 NEAREST = 3.0
 
@@ -53,7 +54,7 @@ class Entry:
     Attributes:
         device, pass_name, precision, layout: as in `Question`.
         problem: its short name.
-        kernel, digest: its name, and its `source.code_digest` when it was timed.
+        kernel, digest: its name, and its `source.code_digest` when it was timed; "library" for torch's own operator, without one.
         instance: the dtype it is compiled for; it may be stricter than `precision`.
         tunables: all of its tunables.
         median_ms, with_packing_ms: with the packed weight kept, and packed in each call.
@@ -88,6 +89,7 @@ class Tuned:
     elapsed_ms: float
     measured_on: Problem
     exact: bool  # measured on this very problem
+    library_ms: float | None = None  # of torch's own operator on the problem that was measured
 
 
 class Database:
@@ -207,7 +209,7 @@ def configured(kernel: Kernel, tunables: tuple[tuple[str, int], ...]) -> Kernel:
 def stale(entries: Iterable[Entry]) -> int:
     """Return how many entries no longer count: their kernel has changed or is gone."""
     digests = {name: code_digest(kernel) for name, kernel in registry.kernels().items()}
-    return sum(digests.get(entry.kernel) != entry.digest for entry in entries)
+    return sum(entry.kernel != LIBRARY and digests.get(entry.kernel) != entry.digest for entry in entries)
 
 
 def _sizes(p: Problem) -> tuple[int, ...]:
@@ -257,11 +259,12 @@ def _lookup(
         exact = measured_on == problem
         if not exact and near[measured_on] > NEAREST:
             break
+        library_ms = next((e.milliseconds(packed) for e in by_problem[measured_on] if e.kernel == LIBRARY), None)
         for entry in sorted(by_problem[measured_on], key=lambda entry: entry.milliseconds(packed)):
             kernel = known.get(entry.kernel)
             if kernel is None or entry.digest != code_digest(kernel):
                 continue
             kernel = configured(kernel, tuple(sorted(entry.tunables.items())))
             if kernel.why_not(problem, entry.instance, arch, limits) is None:
-                return Tuned(kernel, entry.instance, entry.milliseconds(packed), measured_on, exact)
+                return Tuned(kernel, entry.instance, entry.milliseconds(packed), measured_on, exact, library_ms)
     return None

@@ -251,32 +251,35 @@ def test_torchs_plans_follow_what_is_tuned_and_registered_in_this_process(own: P
     assert kernel(algorithm="gather") is mine
 
 
-@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize(("library_ms", "left"), [(None, True), (0.5, True), (2.0, False)])
 @pytest.mark.parametrize("pass_name", PASSES)
-def test_a_pass_is_left_to_torch_on_its_own_cuda_tensors_only(
-    pass_name: str, left: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_torchs_cuda_tensors_get_a_kernel_where_it_was_measured_to_be_quicker(
+    pass_name: str, library_ms: float | None, left: bool, own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(choice, "LEFT_TO_TORCH", {pass_name: "it is slow"} if left else {})
-    monkeypatch.setattr(choice, "backend_for", lambda *_: on("sm_90a"))
+    gpu = on("sm_90a")
+    monkeypatch.setattr(choice, "backend_for", lambda *_: gpu)
+    ours = registry.kernel(ORDER[pass_name]["sm_90a"][-1])
 
     def chosen(library: Library, backend: str | None, algorithm: str = "auto") -> ct.Kernel | None:
         return decide(pass_name, WIDE, given(library, "cuda"), algorithm, "ieee", backend).kernel
 
-    ours = choose(on("sm_90a"), pass_name, WIDE, "fp32").kernel
+    assert chosen(ct.arrays.TorchLibrary(), None) is None, "nothing was measured"
+    assert chosen(ct.arrays.TorchLibrary(), "cuda") is not None
+    described = {"device": gpu.device_name, "pass_name": pass_name, "problem": str(WIDE), "precision": "fp32", "instance": "fp32"}
+    entries = [entry(ours.name, **described, median_ms=1.0, with_packing_ms=1.0)]
+    if library_ms is not None:
+        entries.append(replace(entries[0], kernel="library", digest="", median_ms=library_ms, with_packing_ms=library_ms))
+    Database(entries).save(own)
     assert chosen(ct.arrays.TorchLibrary(), None) is (None if left else ours)
     assert chosen(ct.arrays.TorchLibrary(), "torch") is None
     for library, backend in ((ct.arrays.TorchLibrary(), "cuda"), (CupyLibrary(), None)):
         assert chosen(library, backend) is ours
-    last = ORDER[pass_name]["sm_90a"][-1]
-    assert chosen(ct.arrays.TorchLibrary(), None, last) is registry.kernel(last)
-    assert main(["info", "--why", str(SMALL)]) == 0
-    assert (f"{pass_name} on torch's CUDA tensors: torch's own operator; it is slow" in capsys.readouterr().out) is left
+    assert chosen(ct.arrays.TorchLibrary(), None, ours.name) is ours
 
 
 def test_torchs_tensors_fall_back_on_torch_where_no_kernel_can(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(choice, "LEFT_TO_TORCH", {})
     monkeypatch.setattr(choice, "backend_for", lambda *_: on("sm_75"))
     fallen = decide("fprop", WIDE, given(ct.arrays.TorchLibrary(), "cuda"), "auto", "ieee", None)
     assert (fallen.kernel, fallen.backend) == (None, "torch")

@@ -14,7 +14,7 @@ from ..choice import instance_for
 from ..kernel import Kernel
 from ..problem import Problem
 from ..source import code_digest
-from ..tuning import Database, Entry, Question, configured
+from ..tuning import LIBRARY, Database, Entry, Question, configured
 from .contest import Contest
 from .measure import Bench, Row
 
@@ -36,6 +36,8 @@ def tune(
     tell: Callable[[str], None] = print,
 ) -> Database:
     """Search every kernel that can do a problem, and write the best configuration of each into the database at `path`.
+
+    On a GPU the bench's first rival, torch's own operator, is timed beside them and written down too.
 
     The file is written after every problem, and what it already holds of a kernel whose code has not changed is not searched again:
     a run that was cut off goes on where it ended.
@@ -93,10 +95,15 @@ def _tune_problem(
     if not waiting:
         return []
     contest = Contest(bench, name, problem, question.pass_name, question.precision, None, question.layout)
+    found: list[tuple[Entry | None, str]] = []
+    if bench.against and bench.backend.name == "cuda":
+        rival_ms = contest.rival(bench.against[0]).median_ms
+        if rival_ms is not None:
+            key = (*question[:2], str(problem), *question[2:], LIBRARY, "", question.precision)
+            found.append((Entry(*key, {}, rival_ms, rival_ms), f"{LIBRARY} {rival_ms:.4g} ms"))
     bench.build((kernel, problem, instance) for kernel, instance in waiting)
     defaults = {kernel.name: contest.kernel(kernel, instance) for kernel, instance in waiting}
     best_ms = min([_ms(row) for row in defaults.values()] + [entry.median_ms for entry in known.values() if entry is not None])
-    found: list[tuple[Entry | None, str]] = []
     for kernel, instance in sorted(waiting, key=lambda pair: _ms(defaults[pair[0].name])):
         row = defaults[kernel.name]
         tried, best, best_row = 1, kernel, row
