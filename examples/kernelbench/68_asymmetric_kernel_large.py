@@ -1,11 +1,13 @@
 """KernelBench level 1, problem 68: a transposed 3D convolution with a kernel of 3 x 5 x 5 and the most arithmetic of the seven.
 
-The kernel is `fprop_tiled`. Output o gets input i through tap t where o = i*stride - padding + t*dilation, so outputs that share
-(o + padding) mod stride share their taps: within such a residue class the layer is a dense product of a weight matrix (channels
-out x channels in, one for each tap) with shifted inputs. A block owns a tile of one class's voxels x output channels, brings inputs
-and weights into shared memory in turn, and keeps its sums in registers.
-What saves time here: 1.3 TFLOP over 1.8 GB leave the arithmetic as the only limit, and a thread's sums stay in registers over all 75
-taps, so an output is written once.
+`algorithm="auto"` takes what was measured quickest on the GPU at hand; on an H100 that is `fprop_rolling_wgmma` where TF32 or 16 bits are
+allowed. Output o gets input i through tap t where o = i*stride - padding + t*dilation. The kernel rolls along the depth: the
+kernel_size[0] output planes that one input plane feeds are columns of one matrix product beside the output channels, so an input
+plane is read once for all taps in depth. Within a plane a tap is only another start address in shared memory. One group of warps
+brings inputs and weights in, two multiply on the tensor cores. Without TF32 `fprop_implicit_gemm_simt` does the same sums on the CUDA
+cores, from rows of inputs in shared memory and with all sums of a thread in registers.
+What saves time here: 1.3 TFLOP over 1.8 GB leave the arithmetic as the only limit, and the weights, which do not fit in shared
+memory, are brought in by bulk copies while the products run.
 """
 
 import torch
@@ -53,7 +55,7 @@ class ModelNew(nn.Module):
     ) -> None:
         super().__init__()
         self.conv_transpose3d = ct.nn.ConvTranspose3d(
-            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, algorithm="tiled"
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

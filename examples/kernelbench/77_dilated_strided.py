@@ -1,11 +1,13 @@
 """KernelBench level 1, problem 77: dilated and strided; system 004 asks for it with a bias, all in one kernel.
 
-The kernel is `fprop_tiled`. Output o gets input i through tap t where o = i*stride - padding + t*dilation, so outputs that share
-(o + padding) mod stride share their taps: within such a residue class the layer is a dense product of a weight matrix (channels
-out x channels in, one for each tap) with shifted inputs. A block owns a tile of one class's voxels x output channels, brings inputs
-and weights into shared memory in turn, and keeps its sums in registers.
+`algorithm="auto"` takes what was measured quickest on the GPU at hand; on an H100 that is `fprop_rolling_wgmma` where TF32 or 16 bits are
+allowed. Output o gets input i through tap t where o = i*stride - padding + t*dilation. The kernel rolls along the depth: the
+kernel_size[0] output planes that one input plane feeds are columns of one matrix product beside the output channels, so an input
+plane is read once for all taps in depth. Within a plane a tap is only another start address in shared memory. One group of warps
+brings inputs and weights in, two multiply on the tensor cores. Without TF32 `fprop_implicit_gemm_simt` does the same sums on the CUDA
+cores, from rows of inputs in shared memory and with all sums of a thread in registers.
 What saves time here: stride and dilation are both 2, so every tap falls into the same residue class, and seven of the eight classes
-are the bias alone: the kernel stores it and reads nothing. The bias of the others is added as the sums are stored.
+are the bias alone: rows without a tap are filled in 16-byte pieces, and nothing is read for them.
 """
 
 import torch
@@ -51,7 +53,7 @@ class ModelNew(nn.Module):
     ) -> None:
         super().__init__()
         self.conv_transpose3d = ct.nn.ConvTranspose3d(
-            in_channels, out_channels, kernel_size, stride, padding, bias=bias, dilation=dilation, algorithm="tiled"
+            in_channels, out_channels, kernel_size, stride, padding, bias=bias, dilation=dilation
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
