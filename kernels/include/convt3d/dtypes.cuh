@@ -91,20 +91,3 @@ __device__ inline scalar_t to_scalar(accum_t value) {
   round_to(value, narrow);
   return narrow;
 }
-
-// Two sums rounded, side by side: the first in the low half.
-#if defined(__CUDACC__) && __CUDA_ARCH__ >= 900 && (defined(CONVT3D_FP16) || defined(CONVT3D_BF16))
-__device__ inline unsigned to_scalar_pair(float first, float second) {
-  unsigned pair;
-#if defined(CONVT3D_FP16)
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-#endif
-  return pair;
-}
-#elif defined(CONVT3D_FP16) || defined(CONVT3D_BF16)
-__device__ inline unsigned to_scalar_pair(float first, float second) {
-  return to_scalar(first).bits | static_cast<unsigned>(to_scalar(second).bits) << 16;
-}
-#endif

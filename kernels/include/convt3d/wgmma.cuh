@@ -1,20 +1,9 @@
 // wgmma: the warpgroup's matrix product of Hopper (sm_90a), D[64][N] += A[64][K] * B[K][N], both operands in shared memory.
 // PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions". K is 32 bytes of the element type: 8 for TF32, 16 for fp16 and bf16.
 //
-// Operands lie in shared memory as cores of 8 x 16 bytes, 128 bytes in a piece (no swizzle); a descriptor says how far apart
-// neighbouring cores are. Any 16-byte aligned start is legal, so that a convolution's tap is nothing but another start address.
-//   K-major: the eight 16-byte cells of a core are eight rows (of M or N), and a cell is 16 bytes of K of one row.
-//   MN-major (16-bit types only): the eight cells are eight k, and a cell is eight neighbouring rows at one k. So a matrix that
-//   lies in memory as [k][row] is copied cell by cell as it is.
-//
-// The bits of a descriptor, all lengths in units of 16 bytes: 0-13 the start, 16-29 the leading dimension byte offset (LBO),
-// 32-45 the stride dimension byte offset (SBO), 62-63 the swizzle, 0 for none. PTX ISA, "Strides" of wgmma's shared memory, for
-// no swizzle: LBO is, K-major, "the offset from the first column to the second columns of the 8x2 tile in the 128-bit element
-// type", MN-major, "offset from the first 8 columns to the next 8 columns"; columns count along K, so both are the distance
-// of the two cores of an instruction along K, `k_step` here. SBO is, K-major, from eight rows to the next eight, MN-major, "offset
-// from the first row to the next row" of 16-byte elements, which are eight of M or N: `row_step` here. CUTLASS says the same
-// (mma_traits_sm90_gmma.hpp, make_gmma_desc, INTERLEAVE, in 16 bytes): K-major ((8,n),2):((1,SBO),LBO), MN-major
-// ((1,n),(8,k)):((X,SBO),(1,LBO)). With a swizzle the MN-major roles change places: LBO along M or N, SBO along K.
+// Operands lie in shared memory as cores of 8 rows x 16 bytes, rows 16 bytes apart (no swizzle). `k_step` is the distance of
+// the two cores along K; neighbouring cores along M or N lie 128 bytes apart. Any 16-byte aligned start is legal, so that a
+// convolution's tap is nothing but another start address.
 #pragma once
 
 #include "convt3d/pipeline.cuh"
@@ -22,11 +11,6 @@
 // The low word of an operand's descriptor; `+ n` moves its start by n * 16 bytes. The high word holds `row_step`, always 128.
 __device__ inline unsigned wgmma_operand(unsigned shared_address, unsigned k_step) {
   return (shared_address >> 4 & 0x3fffu) | (k_step >> 4) << 16;
-}
-
-// A whole descriptor with a row step of its own; `+ n` moves its start by n * 16 bytes, which must not pass 256 KiB.
-__device__ inline unsigned long long wgmma_descriptor(unsigned shared_address, unsigned k_step, unsigned row_step) {
-  return wgmma_operand(shared_address, k_step) | static_cast<unsigned long long>(row_step >> 4) << 32;
 }
 
 #if defined(__CUDACC__)
@@ -185,25 +169,6 @@ __device__ __forceinline__ void wgmma(float* d, unsigned a, unsigned b, unsigned
                : WGMMA_JOIN(WGMMA_FLOATS_, WGMMA_TILES)
                : "l"(ROW_STEP | a), "l"(ROW_STEP | b), "r"(accumulate));
 }
-
-#if defined(CONVT3D_FP16) || defined(CONVT3D_BF16)
-// The same for whole descriptors: B is N-major, A M-major or K-major. The last two immediates of the instruction, imm-trans-a and
-// imm-trans-b, are 1 for an operand that is MN-major.
-template <bool m_major>
-__device__ __forceinline__ void wgmma_n_major(float* d, unsigned long long a, unsigned long long b, unsigned accumulate, int) {
-  if constexpr (m_major) {
-    asm volatile(WGMMA_JOIN(WGMMA_HEAD_, WGMMA_TILES) WGMMA_KIND " {" WGMMA_JOIN(WGMMA_LIST_, WGMMA_TILES)
-                     WGMMA_JOIN(WGMMA_ENDS_, WGMMA_TILES) ", 1, 1;}"
-                 : WGMMA_JOIN(WGMMA_FLOATS_, WGMMA_TILES)
-                 : "l"(a), "l"(b), "r"(accumulate));
-  } else {
-    asm volatile(WGMMA_JOIN(WGMMA_HEAD_, WGMMA_TILES) WGMMA_KIND " {" WGMMA_JOIN(WGMMA_LIST_, WGMMA_TILES)
-                     WGMMA_JOIN(WGMMA_ENDS_, WGMMA_TILES) ", 0, 1;}"
-                 : WGMMA_JOIN(WGMMA_FLOATS_, WGMMA_TILES)
-                 : "l"(a), "l"(b), "r"(accumulate));
-  }
-}
-#endif
 
 // Before the first wgmma after the accumulators were touched by other instructions.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
