@@ -86,9 +86,9 @@ shared_bytes = "block_bytes"
 // pieces of rows: tap t feeds output 2*q + r through input q + padding/2 - (t - r - padding%2)/2. So is a stride and dilation of 2,
 // where only one of the two residues has taps; the other is stored as the bias.
 //
-// A thread owns THREAD_QUADS quads (half as many with two residues) x CHANNELS channels. For one row of taps it reads 8 inputs of each quad (two 16-byte loads) and,
-// for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds at 3 taps. A
-// thread has 128 registers, so that 16 warps are on a multiprocessor: the 64 sums leave room for what the loop needs and little else.
+// A thread owns THREAD_QUADS quads (half as many with two residues) x CHANNELS channels. For one row of taps it reads 8 inputs of each
+// quad (two 16-byte loads) and, for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds
+// at 3 taps. A thread has 128 registers, so that 16 warps are on a multiprocessor: its 64 sums leave room for what the loop needs.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
