@@ -30,7 +30,8 @@ BLOCK_WARPS = [2, 4, 8]
 BLOCK_TILES = [1, 2, 4, 8]
 POSITIONS = [2, 3, 4]
 RESIDENT_WARPS = [12, 16]
-UNROLL = [1, 2, 4, 8]
+UNROLL = [1, 2]
+UNROLLED_TAPS = [0, 24, 32]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles * classes"
 block = "32 * BLOCK_WARPS"
@@ -65,7 +66,10 @@ shared_bytes = "weight_bytes"
 #define RESIDENT_WARPS 16
 #endif
 #ifndef UNROLL
-#define UNROLL 8
+#define UNROLL 2
+#endif
+#ifndef UNROLLED_TAPS
+#define UNROLLED_TAPS 24
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W
@@ -90,8 +94,8 @@ shared_bytes = "weight_bytes"
 #define INPUT_VOXELS 262144
 #endif
 
-// Input channels in one piece of code, whose loads need no arithmetic: as many as the instruction cache takes.
-constexpr int UNROLLED = KERNEL_W <= 3 ? UNROLL : KERNEL_W <= 6 ? (UNROLL + 1) / 2 : (UNROLL + 3) / 4;
+// Input channels in one piece of code, whose loads need no arithmetic: all of them where the instruction cache takes that.
+constexpr int UNROLLED = IN_CHANNELS * KERNEL_W <= UNROLLED_TAPS ? IN_CHANNELS : UNROLL;
 constexpr int CHANNELS = 8, MOST_SUMS = 2 * POSITIONS;  // of a channel
 static_assert(POSITIONS >= 1 && POSITIONS <= 8, "each position has registers of its own");
 

@@ -86,13 +86,14 @@ shared_bytes = "block_bytes"
 // pieces of rows: tap t feeds output 2*q + r through input q + padding/2 - (t - r - padding%2)/2. So is a stride and dilation of 2,
 // where only one of the two residues has taps; the other is stored as the bias.
 //
-// A thread owns THREAD_QUADS quads (half as many with two residues) x CHANNELS channels. For one row of taps it reads 8 inputs of each quad (two 16-byte loads) and,
-// for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds at 3 taps. Twelve warps a
-// multiprocessor leave a thread 168 registers; at 128 the compiler spills.
+// A thread owns THREAD_QUADS quads (half as many with two residues) x CHANNELS channels. For one row of taps it reads 8 inputs of each
+// quad (two 16-byte loads) and, for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds
+// at 3 taps. A thread has 128 registers, so that 16 warps are on a multiprocessor: its 64 sums leave room for what the loop needs.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/fill_uncovered.cuh"
+#include "convt3d/forget_memory.cuh"
 #include "convt3d/row_tile.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
@@ -134,6 +135,11 @@ shared_bytes = "block_bytes"
 
 constexpr int QUADS = sizeof(accum_t) == 4 ? THREAD_QUADS : 1;  // fp64 sums take two registers each
 constexpr int OWN_QUADS = CHANNELS == 8 && LIVE_RESIDUES == 2 && QUADS > 1 ? QUADS / 2 : QUADS;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int RESIDENT_BLOCKS = 1;  // shared memory of 100 KiB holds no more
+#else
+constexpr int RESIDENT_BLOCKS = sizeof(accum_t) == 4 ? 2 : 1;
+#endif
 constexpr int MOST_CHANNELS = 8;
 // Rows of taps in one piece of code: more would not stay in the instruction cache.
 constexpr int UNROLL_H = EVEN_TAPS_W > 0 && (EVEN_TAPS_H > 0 ? EVEN_TAPS_H : 2) * EVEN_TAPS_W <= UNROLLED_TAPS
@@ -252,6 +258,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][MOST_CHANNEL
 // What a block works on. Kept in shared memory: registers are for the sums.
 struct Tile : RowTile {
   int n, group, thread_tile, chunk;
+  int together;  // channels that one access reads where they lie together in memory, 1 elsewhere
   StageShape shape;
   int channel_weights, weights_at;  // elements of a channel's weights in a thread tile, and where the first tile's are staged
   index_t volume, weights,
@@ -295,6 +302,9 @@ __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<
   tile.channel_weights = d.taps * h.taps * row;
   tile.tile_weights = static_cast<index_t>(kernel[0]) * kernel[1] * kernel[2] * channels * thread_channels;
   tile.chunk = min(channels, stage_elements / (tile.plane + tile.channel_weights * channel_warps));
+  tile.together = tile.whole_vectors ? 1 : channels_together(input, channels);
+  while (tile.together > tile.chunk) tile.together /= 2;
+  tile.chunk = tile.chunk / tile.together * tile.together;
   tile.weights_at = tile.chunk * tile.plane;
   tile.shape = {tile.taps_d,
                 h.taps,
@@ -339,7 +349,7 @@ __device__ __forceinline__ void store_eight(const accum_t (&sums)[8], scalar_t* 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, sizeof(accum_t) == 4 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     convt3d_fprop_implicit_gemm_simt(const Problem problem, const View<const scalar_t> input,
                                      const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                      const View<scalar_t> output, const int thread_channels, const int thread_quads,
@@ -365,14 +375,14 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, sizeof(accum_t) =
   find_rows(tile, problem, input, row_offset);
 
   // A thread has its position's quad, and the same again position_threads further on; past the end it computes the first one again.
-  const int position = thread % position_threads, channel_warp = thread / position_threads;
+  const int position = thread % position_threads;
   int quad[QUADS];
 #pragma unroll
   for (int q = 0; q < quads; ++q) {
     const int number = tile.first_quad + q * position_threads + position;
     quad[q] = staged_quad(tile, number < tile.end_quad ? number : tile.first_quad);
   }
-  const int out_channels = problem.out_channels / problem.groups, first_out = (tile.thread_tile + channel_warp) * own_channels;
+  const int out_channels = problem.out_channels / problem.groups;
   accum_t sums[MOST_SUMS][MOST_CHANNELS];
 #pragma unroll
   for (int c = 0; c < own_channels; ++c) {
@@ -385,18 +395,26 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, sizeof(accum_t) =
   for (int first = 0; first < channels + tile.chunk; first += tile.chunk, buffer ^= 1) {
     cp_async_wait_all();
     __syncthreads();  // the stage copied in the last round has landed, and the one before it has been read
+    // Registers are for sums: what follows from the thread's number is not kept.
+    const int again = computed_anew(thread), channel_warp = again / position_threads;
     const int chunk = tile.chunk, weights_at = tile.weights_at + channel_warp * chunk * tile.channel_weights;
     if (first < channels) {
       accum_t* stage = stages + buffer * stage_elements;
       const int count = min(chunk, channels - first);
       const scalar_t* volume = input.data + tile.volume + first * input.stride[1];
-      stage_rows(tile, problem, input, volume, row_offset, count, stage);
+      if (tile.together == 4) {
+        stage_channels<4>(tile, problem, input, volume, row_offset, count, stage);
+      } else if (tile.together == 2) {
+        stage_channels<2>(tile, problem, input, volume, row_offset, count, stage);
+      } else {
+        stage_rows(tile, problem, input, volume, row_offset, count, stage);
+      }
       Vector* weights = reinterpret_cast<Vector*>(stage + weights_at);
       const index_t source =
           tile.weights + channel_warp * tile.tile_weights + static_cast<index_t>(first) * tile.channel_weights;
       const Vector* packed = reinterpret_cast<const Vector*>(packed_weight + source);
 #pragma unroll 1
-      for (int i = position; i < count * tile.channel_weights / VECTOR; i += position_threads)
+      for (int i = again - channel_warp * position_threads; i < count * tile.channel_weights / VECTOR; i += position_threads)
         copy_async(weights + i, packed + i, true);
     }
     if (first == 0) continue;
@@ -435,6 +453,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, sizeof(accum_t) =
     }
   }
 
+  const int again = computed_anew(thread), first_out = (tile.thread_tile + again / position_threads) * own_channels;
   accum_t start[MOST_CHANNELS];  // added last: registers are for sums
 #pragma unroll
   for (int c = 0; c < own_channels; ++c) {
@@ -443,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, sizeof(accum_t) =
   }
 #pragma unroll
   for (int q = 0; q < quads; ++q) {
-    const int index = tile.first_quad + q * position_threads + position;
+    const int index = tile.first_quad + q * position_threads + again % position_threads;
     if (index >= tile.end_quad) continue;
     const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
     const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;

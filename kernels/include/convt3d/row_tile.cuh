@@ -2,6 +2,8 @@
 // and zeros included, so that every tap reads from there.
 #pragma once
 
+#include "convt3d/forget_memory.cuh"
+
 constexpr int VECTOR = 16 / sizeof(accum_t);  // elements of a 16-byte access to shared memory
 
 struct alignas(16) Vector {
@@ -105,10 +107,11 @@ __device__ inline void stage_units(const RowTile& tile, const Problem& problem, 
                                    const scalar_t* volume, const index_t* row_offset, int count, accum_t* stage) {
   constexpr int WIDTH = sizeof(Unit) / sizeof(accum_t), UNITS = 4 / WIDTH;
   constexpr int UNROLL = sizeof(scalar_t) == 2 ? 4 : 1;  // 16-bit types pass through registers: several loads in flight
-  const int thread_h = static_cast<int>(threadIdx.x) / tile.threads_w,
-            thread_w = static_cast<int>(threadIdx.x) % tile.threads_w;
+  const int thread = computed_anew(static_cast<int>(threadIdx.x)), thread_h = thread / tile.threads_w,
+            thread_w = thread % tile.threads_w;
   if (thread_h >= tile.threads_h) return;
   const int plane = tile.plane, rows = tile.rows, threads_h = tile.threads_h, next_row = threads_h * tile.pitch;
+#pragma unroll 1
   for (int first = 4 * thread_w; first < tile.pitch; first += 4 * tile.threads_w) {
     const int w = tile.axis[2].origin + tile.axis[2].spread * first;
     const index_t next = tile.axis[2].spread * WIDTH * input.stride[4];
@@ -136,6 +139,54 @@ __device__ inline void stage_units(const RowTile& tile, const Problem& problem, 
       }
     }
   }
+}
+
+// The same where channels lie together in memory, LENGTH of them aligned for one access: a thread reads LENGTH channels of 4 neighbouring
+// voxels and writes 4 voxels of each channel.
+template <int LENGTH>
+__device__ inline void stage_channels(const RowTile& tile, const Problem& problem, const View<const scalar_t>& input,
+                                      const scalar_t* volume, const index_t* row_offset, int count, accum_t* stage) {
+  struct alignas(LENGTH * sizeof(scalar_t)) Piece {
+    scalar_t channel[LENGTH];
+  };
+  const int quads = tile.pitch / 4, units = tile.rows * quads;
+#pragma unroll 1
+  for (int unit = computed_anew(static_cast<int>(threadIdx.x)); unit < units; unit += static_cast<int>(blockDim.x)) {
+    const int row = unit / quads, column = (unit - row * quads) * 4, w = tile.axis[2].origin + tile.axis[2].spread * column;
+    const index_t offset = row_offset[row], next = tile.axis[2].spread * input.stride[4];
+    const scalar_t* from = volume + offset + w * input.stride[4];
+    accum_t* to = stage + row * tile.pitch + column;
+#pragma unroll 1
+    for (int ci = 0; ci < count; ci += LENGTH, from += LENGTH, to += LENGTH * tile.plane) {
+      Piece pieces[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = w + tile.axis[2].spread * i;
+        const bool live = offset != NO_ROW && at >= 0 && at < problem.input_size[2];
+        pieces[i] = live ? *reinterpret_cast<const Piece*>(from + i * next) : Piece{};
+      }
+#pragma unroll
+      for (int c = 0; c < LENGTH; ++c) {
+#pragma unroll
+        for (int i = 0; i < 4; i += VECTOR) {
+          Vector out;
+#pragma unroll
+          for (int e = 0; e < VECTOR; ++e) out.element[e] = to_accum(pieces[i + e].channel[c]);
+          *reinterpret_cast<Vector*>(to + c * tile.plane + i) = out;
+        }
+      }
+    }
+  }
+}
+
+// How many channels one access can read, wherever it begins at a multiple of so many.
+__device__ inline int channels_together(const View<const scalar_t>& input, int channels) {
+  for (int length = 4; length > 1; length /= 2) {
+    bool whole = input.stride[1] == 1 && channels % length == 0;
+    for (int a = 0; a < 5; ++a) whole = whole && (a == 1 || input.stride[a] % length == 0);
+    if (whole && reinterpret_cast<index_t>(input.data) % (length * sizeof(scalar_t)) == 0) return length;
+  }
+  return 1;
 }
 
 __device__ inline void stage_rows(const RowTile& tile, const Problem& problem, const View<const scalar_t>& input,
