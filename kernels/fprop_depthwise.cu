@@ -29,10 +29,8 @@ channel_blocks = "ceil_div(out_channels, block_channels)"
 "channel_bytes <= 98 * 1024" = "the weights of a channel must fit the 99 KiB of shared memory that every GPU has"
 "positions <= 2000000000" = "it counts the outputs of a class in 32 bits"
 [search]
-BLOCK_WARPS = [2, 4, 8]
+BLOCK_WARPS = [4, 8]
 BLOCK_CHANNELS = [4, 8, 16]
-RUN = [4, 8]
-RESIDENT_WARPS = [16, 20, 24]
 [[launch]]
 grid = "batch * channel_blocks * tiles * stride_d"
 block = "32 * BLOCK_WARPS"

@@ -26,12 +26,9 @@ weight_bytes = "taps_d * taps_h * in_channels_per_group * kernel_w * 8 * 4"
 "weight_bytes <= 98 * 1024" = "the weights of a class of residues must fit the 99 KiB of shared memory that every GPU has"
 "positions <= 2000000000" = "it counts the outputs of a class in 32 bits"
 [search]
-BLOCK_WARPS = [2, 4, 8]
-BLOCK_TILES = [1, 2, 4, 8]
-POSITIONS = [2, 3, 4]
-RESIDENT_WARPS = [12, 16]
+BLOCK_WARPS = [4, 8]
+BLOCK_TILES = [1, 2, 4]
 UNROLL = [1, 2]
-UNROLLED_TAPS = [0, 24, 32]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles * classes"
 block = "32 * BLOCK_WARPS"

@@ -35,7 +35,7 @@ thread_channels = "4 if out_channels_per_group <= 4 else 8"
 thread_tiles = "ceil_div(out_channels_per_group, thread_channels)"
 channel_warps = "gcd(thread_tiles, CHANNEL_WARPS)"
 channel_tiles = "thread_tiles // channel_warps"
-position_warps = "min(4, BLOCK_WARPS // channel_warps)"
+position_warps = "min(POSITION_WARPS, BLOCK_WARPS // channel_warps)"
 threads = "32 * channel_warps * position_warps"
 thread_quads = "max(1, (THREAD_QUADS if itemsize == 4 else 1) // (live_residues if thread_channels == 8 else 1))"
 tile_quads = "32 * position_warps * thread_quads"
@@ -54,6 +54,9 @@ block_bytes = "8 * row_slots + 2 * stage_elements * itemsize"
 [restrictions]
 "max(stride_d * spread_d, stride_h * spread_h, stride_w * spread_w) < 2 * 1024 * 1024 * 1024" = "the least common multiple of stride and dilation must be below 2^31 on each axis"
 "block_bytes <= 98 * 1024" = "one channel's input rows and weights, twice, must fit the 99 KiB of shared memory that every GPU has"
+[search]
+POSITION_WARPS = [4, 8]
+UNROLLED_TAPS = [3, 10]
 [workspace]
 packed_weight = "in_channels * taps * thread_tiles * thread_channels"
 [[launch]]
@@ -109,6 +112,9 @@ shared_bytes = "block_bytes"
 #endif
 #ifndef CHANNEL_WARPS
 #define CHANNEL_WARPS 4
+#endif
+#ifndef POSITION_WARPS
+#define POSITION_WARPS 4
 #endif
 #ifndef UNROLLED_TAPS
 #define UNROLLED_TAPS 10

@@ -17,7 +17,7 @@ runs = "ceil_div(voxel_tiles, block_tiles)"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "voxels < 2 * 1024 * 1024 * 1024 - 128 and columns < 2 * 1024 * 1024 * 1024 - 128" = "voxels and columns of the product must be below 2^31"
 [search]
-BLOCK_TILES = [1, 2, 4, 8]
+BLOCK_TILES = [1, 2, 4]
 [[launch]]
 grid = "runs * groups * column_tiles"
 block = 256

@@ -26,9 +26,7 @@ shared_bytes = "max(stage_bytes, sums_bytes) + 16 * (tile_voxels + tile_columns)
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "voxels < 2 * 1024 * 1024 * 1024 - 128 and columns < 2 * 1024 * 1024 * 1024 - 128" = "voxels and columns of the product must be below 2^31"
 [search]
-TILE = [0, 1, 2, 3, 4, 5]
-STAGES = [2, 3, 4]
-STAGE_STEPS = [2, 4]
+TILE = [1, 2, 3, 4, 5]
 WIDE_WARPS = [0, 1]
 [[launch]]
 symbol = "convt3d_fprop_patch_mma_256x128"

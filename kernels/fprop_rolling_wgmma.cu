@@ -330,7 +330,8 @@ struct Walk {
         end(0) {}
 
   __device__ bool next_share() {
-    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x), in_column = steps * problem.kernel_size[1];
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x),
+              in_column = steps * problem.kernel_size[1];
     const int rounds = columns / blocks;
     if (round > rounds) return false;
     if (round < rounds) {
@@ -523,24 +524,28 @@ extern "C" __global__ void convt3d_lay_out_cells(const Problem problem, const Vi
 
 // ---- the product of a block ----
 
-extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1) convt3d_fprop_rolling_wgmma(
-    const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
-    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output, const int in_channels_per_group,
-    const int out_channels_per_group, const int slots,
-    const int step, const int merged_w, const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells,
-    const int cells_launch, const int taps_hw, const int period_h, const int offset_step_h, const int rows,
-    const int pitch, const int m_first, const int m_tiles, const int positions, const int span, const int offset_h, const int offset_w, const int chains, const int first_step,
-    const int steps, const int columns, const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages,
-    const int slabs, const int raws, const int slab_bytes, const int stage_bytes, const int raw_length, const int rows_at) {
+extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1)
+    convt3d_fprop_rolling_wgmma(const Problem problem, const View<const scalar_t> input,
+                                const accum_t* __restrict__ packed_weight, const accum_t* __restrict__ input_cells,
+                                const scalar_t* __restrict__ bias, const View<scalar_t> output, const int in_channels_per_group,
+                                const int out_channels_per_group, const int slots, const int step, const int merged_w,
+                                const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells,
+                                const int cells_launch, const int taps_hw, const int period_h, const int offset_step_h,
+                                const int rows, const int pitch, const int m_first, const int m_tiles, const int positions,
+                                const int span, const int offset_h, const int offset_w, const int chains, const int first_step,
+                                const int steps, const int columns, const int classes_h, const int channel_tiles,
+                                const int chunks, const int producers, const int stages, const int slabs, const int raws,
+                                const int slab_bytes, const int stage_bytes, const int raw_length, const int rows_at) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
   const int merged = SPECIALIZED(MERGED_W, merged_w), class_count = SPECIALIZED(CLASSES_W, classes_w);
   const int channels8 = SPECIALIZED(SLOT_TILES, slot_tiles), slot8 = merged * channels8;
-  const int tiles = SPECIALIZED(M_TILES, thread_tiles), cell_count = SPECIALIZED(CELLS, chunk_cells), chunk_size = cell_count * VECTOR;
+  const int tiles = SPECIALIZED(M_TILES, thread_tiles), cell_count = SPECIALIZED(CELLS, chunk_cells),
+            chunk_size = cell_count * VECTOR;
   const bool from_cells = SPECIALIZED(CELLS_LAUNCH, cells_launch);
   const int feeders = SPECIALIZED(CELLS_LAUNCH ? 1 : PRODUCERS, producers) * 128;
   const int loaders = from_cells ? 0 : feeders - 64;  // threads; the last two warps copy
-  const int columns8 = slot_count * slot8;  // of 8 columns each
+  const int columns8 = slot_count * slot8;            // of 8 columns each
   const int kernel_h = problem.kernel_size[1], slab_taps = taps_hw / kernel_h;
   const int in_channels = in_channels_per_group, out_channels = out_channels_per_group;
 
@@ -550,8 +555,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   // [warpgroup][its row], for the stores
   RowPlace* const row_places = reinterpret_cast<RowPlace*>(shared + rows_at);
   int* const raw_index = reinterpret_cast<int*>(row_places + CONSUMERS * 128);
-  const unsigned base = keep(shared_address(shared)),
-                 slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
+  const unsigned base = keep(shared_address(shared)), slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
   Ring raw(base + 16 * static_cast<unsigned>(stages + slabs), raws);
   const bool whole_planes = raws > 0 && takes_whole_planes(problem, input);
@@ -661,14 +665,16 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           const int plane = segment.chain + (first_step + s) * chains;
           if (plane < 0 || plane >= problem.input_size[0]) continue;
           const int row = (plane * problem.groups + place.group) * chunks * cell_rows + lane;
-          const Cell* source = reinterpret_cast<const Cell*>(input_cells) + row * static_cast<index_t>(span) + place.m_tile * tile_rows;
+          const Cell* source =
+              reinterpret_cast<const Cell*>(input_cells) + row * static_cast<index_t>(span) + place.m_tile * tile_rows;
           for (int chunk = 0; chunk < chunks; ++chunk, source += cell_rows * static_cast<index_t>(span)) {
             mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
             if (lane == 0) mbarrier_arrive_expect(stage.full(), static_cast<unsigned>(stage_bytes));
             __syncwarp();
             if (lane < cell_rows) {
-              bulk_copy(base + 1024 + static_cast<unsigned>(stage.slot * stage_bytes) + static_cast<unsigned>(lane) * cell_bytes,
-                        source, cell_bytes, stage.full());
+              bulk_copy(
+                  base + 1024 + static_cast<unsigned>(stage.slot * stage_bytes) + static_cast<unsigned>(lane) * cell_bytes,
+                  source, cell_bytes, stage.full());
             }
             stage.advance();
           }
@@ -801,7 +807,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
               const int class_taps_w = merged > 1 ? column_taps : taps_w.count(column_taps, jw);
               const int class_offset_w = jw * dilation_w / stride_w;
               unsigned a = stage_operand + static_cast<unsigned>(row_offset + offset_w - class_offset_w);
-              #pragma unroll 1
+#pragma unroll 1
               for (int i = 0; i < class_taps_w; ++i, a -= static_cast<unsigned>(taps_w.offset_step)) {
                 if (!resident || fresh) mbarrier_wait(slab.full(), resident ? resident_parity : slab.parity);
                 const unsigned b = first_slab + static_cast<unsigned>(slab.slot * slab_bytes >> 4);
@@ -856,14 +862,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       }
       if (s >= segment.begin) {
         // Worked out here and not before the loop, where they would take registers from the sums.
-        const int thread = static_cast<int>(keep(threadIdx.x)), stored_tile = walk.tile(static_cast<int>(keep(static_cast<unsigned>(segment.column))));
+        const int thread = static_cast<int>(keep(threadIdx.x)),
+                  stored_tile = walk.tile(static_cast<int>(keep(static_cast<unsigned>(segment.column))));
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
         const RowPlace* const own_rows = row_places + thread / 32 * 32;
         const int first = thread % 4 * 2;  // of this thread's channels in the tile
         const int tile_channels = WHOLE_TILES ? channels8 * 8 : out_channels - stored_tile % channel_tiles * channels8 * 8;
-        const scalar_t* const tile_bias =
-            bias == nullptr ? nullptr
-                            : bias + stored_tile / channel_tiles * out_channels + stored_tile % channel_tiles * channels8 * 8 + first;
+        const scalar_t* const tile_bias = bias == nullptr ? nullptr
+                                                          : bias + stored_tile / channel_tiles * out_channels +
+                                                                stored_tile % channel_tiles * channels8 * 8 + first;
         // The rows of this thread, side by side so that many stores are on their way.
         scalar_t* target[2 * M_TILES];
         int w[2 * M_TILES];

@@ -19,6 +19,7 @@ from cupy_convt3d.source import Instance, include_directory
 SMALL = {"CONSUMERS": 1, "PRODUCERS": 1, "TILES_M": 1}  # 256 threads
 # Several tiles, planes and slabs: rings go round, blocks cut columns, the input is copied in bulk (planes of whole cells).
 BUSY = Problem.parse("n2_c20to8_i5x8x12_k3_p1_bias")
+BUSY_CELLS = Problem.parse("n2_c20to8_i5x8x12_k3_s2_p1_bias")  # with the input laid out as cells by a launch of its own
 PRODUCT = """/* convt3d
 pass = "fprop"
 dtypes = ["tf32", "bf16"]
@@ -102,7 +103,18 @@ MISTAKES = {
         "mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes))",
         "mbarrier_arrive(slab.full())",
     ),
-    "loader does not wait for an empty stage": ("mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);", ""),
+    "loader does not wait for an empty stage": (
+        "mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);\n              Cell* cells",
+        "Cell* cells",
+    ),
+    "copier of cells does not wait for an empty stage": (
+        "mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);\n            if (lane == 0)",
+        "if (lane == 0)",
+    ),
+    "cells announced without their bytes": (
+        "mbarrier_arrive_expect(stage.full(), static_cast<unsigned>(stage_bytes))",
+        "mbarrier_arrive(stage.full())",
+    ),
     "consumer does not wait for its stage": ("          mbarrier_wait(stage.full(), stage.parity);\n", ""),
     "wrong parity": ("mbarrier_wait(stage.full(), stage.parity)", "mbarrier_wait(stage.full(), stage.parity ^ 1u)"),
     "sums touched before they are there": ("        fresh = false;\n        wgmma_wait<0>();\n", "        fresh = false;\n"),
@@ -120,9 +132,9 @@ def test_mistakes_in_the_pipeline_are_found(mistake: str) -> None:
     assert kernel.source.count(right) == 1
     trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken").replace_tunables(**SMALL)
     found = []
-    for seed in range(4):
+    for seed in range(8):
         try:
-            outcome = verify(HostBackend(), trial, BUSY, "tf32", "exact", seed)
+            outcome = verify(HostBackend(), trial, BUSY_CELLS if seed % 2 else BUSY, "tf32", "exact", seed)
             found += [] if outcome.ok else [outcome.message]
         except LaunchError as error:
             found.append(str(error))
