@@ -491,11 +491,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
           piece[i] = start[c] + sum;
         }
         store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
-        continue;
-      }
+      } else {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
+        for (int i = 0; i < 4; ++i) {
+          if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
+        }
       }
     }
   }

@@ -151,18 +151,18 @@ __device__ __forceinline__ void store_tile(accum_t (&sums)[2][4][8], const Probl
         y[1] = {s[2][c], s[2][c + 1], s[3][c], s[3][c + 1]};
       }
     } else {
-      scalar_t* corner[4];
+#pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const Voxel v = voxel_of_row(problem, from + e < voxels ? from + e : 0);
-        corner[e] = output.at(v.n, group * out_channels, v.d * taps.d, v.h * taps.h, v.w * taps.w);
-      }
+        if (from + e >= voxels) break;
+        const Voxel v = voxel_of_row(problem, from + e);
+        scalar_t* corner = output.at(v.n, group * out_channels, v.d * taps.d, v.h * taps.h, v.w * taps.w);
+        Column to = at;
 #pragma unroll
-      for (int c = 0; c < 8; ++c, taps.step(at, 1)) {
-        const index_t offset =
-            at.co * output.stride[1] + at.d * output.stride[2] + at.h * output.stride[3] + at.w * output.stride[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (at.co < out_channels && from + e < voxels) corner[e][offset] = sums[half][e][c];
+        for (int c = 0; c < 8; ++c, taps.step(to, 1)) {
+          if (to.co < out_channels) {
+            corner[to.co * output.stride[1] + to.d * output.stride[2] + to.h * output.stride[3] + to.w * output.stride[4]] =
+                sums[half][e][c];
+          }
         }
       }
     }
