@@ -74,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     mutants.add_argument("--workers", type=_positive_count, help="child processes; default: one to a core")
     mutants.add_argument("--sample", type=_positive_count, metavar="N", help="about so many of each kernel, spread over the file")
     mutants.add_argument("--explained", type=Path, metavar="FILE", help="why some mutants need not be killed (TOML)")
+    mutants.add_argument("--kept", type=Path, metavar="FILE.jsonl", help="keep verdicts here, and judge only what is new")
+    mutants.add_argument("--kept-only", action="store_true", help="judge nothing: report what --kept has")
     mutants.add_argument("--page", type=Path, metavar="FILE", help="write the results to this file, in Markdown")
     mutants.set_defaults(command=_mutants)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from .kernel import Kernel
+from .kernel import Kernel, without_comments
 
 PACKAGE = Path(__file__).parent
 
@@ -56,6 +56,7 @@ def code_digest(kernel: Kernel) -> str:
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+_DEFAULT = re.compile(r"^#ifndef (\w+)\n#define \1 .*\n#endif", re.MULTILINE)
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 
 
@@ -99,13 +100,23 @@ class Instance:
         return str(self.kernel.path) if self.kernel.path else f"{self.kernel.name}.cu"
 
     def key(self, *more: str) -> str:
-        """Return the digest of all that shapes the binary: source, headers, defines, and what the backend adds."""
-        parts = (self.file_name, self.kernel.source, *self.defines, header_digest(), *more)
+        """Return the digest of all that shapes the binary: source, headers, the defines they use, and what the backend adds."""
+        used = _words(self.kernel.source, header_digest())
+        defines = [define for define in self.defines if define.partition("=")[0] in used or "=" not in define]
+        parts = (self.file_name, self.kernel.source, *defines, header_digest(), *more)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     def __str__(self) -> str:
         macros = "".join(f", {name}={value}" for name, value in self.specialization)
         return f"{self.kernel.name}[{self.dtype}{macros}]"
+
+
+@lru_cache(maxsize=1024)
+def _words(source: str, headers: str) -> frozenset[str]:
+    """Return the words of a kernel's code and of the headers, but not those that are only a tunable's default."""
+    code = _DEFAULT.sub("", without_comments(source))
+    texts = [code, *(path.read_text() for path in include_directory().rglob("*.*h"))]
+    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
 
 
 def numbered(source: str, around: list[int], context: int = 3) -> str:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
@@ -20,12 +21,12 @@ from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.errors import CompileError, FindingsError, KernelError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.check import resolve
-from cupy_convt3d.lab.examples import configurations, draw_example, tails, tiles
+from cupy_convt3d.lab.examples import configurations, draw_example, layouts, tails, tiles
 from cupy_convt3d.lab.findings import Finding, Journal, load
 from cupy_convt3d.lab.fuzz import FuzzReport, fuzz, replay
-from cupy_convt3d.lab.verify import verify
+from cupy_convt3d.lab.verify import APART, _Example, verify
 from cupy_convt3d.problem import Problem
-from cupy_convt3d.registry import kernel
+from cupy_convt3d.registry import kernel, kernels
 
 SPECIMENS = Path(__file__).parent / "specimens"
 
@@ -233,3 +234,31 @@ def test_the_second_stage_of_wgrad_reduce_is_checked() -> None:
     assert broken != shipped
     found = check(Kernel.from_source(broken, "one_split"), backend="host").counterexample
     assert found is not None and dict(found.tunables)["SPLIT_VOXELS"] == 8
+
+
+@pytest.mark.parametrize("name", kernels())
+def test_kernels_with_restrictions_get_tails_and_layouts_too(name: str) -> None:
+    for dtype in kernel(name).dtypes:
+        problems = [*tails(kernel(name), dtype), *(problem for problem, _ in layouts(kernel(name), dtype))]
+        assert len(set(problems)) >= 12
+        assert {sum(size > 1 for size in problem.kernel_size) for problem in problems} >= {1, 3}
+
+
+def test_the_ways_that_tiny_problems_do_not_take_are_configurations() -> None:
+    tile = [c.changed_tunables for c in configurations(kernel("fprop_patch_mma"))]
+    assert tile == [{}, *({"TILE": n} for n in (1, 2, 3, 4, 5))]
+    low = [c.changed_tunables for c in configurations(kernel("fprop_implicit_gemm_mma"))]
+    assert low == [{}, {"MAX_HALO": 4}, {"STAGE_TAPS": 2}]
+
+
+def test_the_layouts_of_the_larger_problems() -> None:
+    """Each tensor is channels_last for some seed, and from `APART` on only one axis is not aligned."""
+    shape, seen = (2, 16, 2, 8, 2), set()
+    for problem, seed in layouts(kernel("fprop_implicit_gemm_mma"), "fp16"):
+        example = _Example(HostBackend(), kernel("fprop_implicit_gemm_mma"), problem, "fp16", seed)
+        generator = np.random.Generator(np.random.PCG64([seed, 1])) if seed else None
+        strides = [example.place(name, shape, 0, generator).strides for name in ("input", "weight", "output")]
+        seen |= {(name, s[1] == 1 and s[4] == 16) for name, s in zip(("input", "weight", "output"), strides, strict=True)}
+        if seed == APART + 3:
+            assert [s % 8 for s in strides[0]] == [0, 1, 0, 7, 0]
+    assert seen == {(name, last) for name in ("input", "weight", "output") for last in (True, False)}

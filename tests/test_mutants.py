@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from cupy_convt3d import cli
+from cupy_convt3d.backends.host import compiled_lines
 from cupy_convt3d.errors import FindingsError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.mutants import MutationReport, Verdict, judge_mutants, machine_code
 from cupy_convt3d.lab.mutants_command import page, summary
 from cupy_convt3d.lab.mutation import Mutant, mutants
 from cupy_convt3d.registry import kernel, kernels
+from cupy_convt3d.source import Instance
 
 ROOT = Path(__file__).parents[1]
 EXPLAINED = ROOT / "docs" / "mutation.toml"
@@ -111,16 +113,53 @@ def test_explanations_go_stale_with_their_line(tmp_path: Path) -> None:
         judge_mutants(kernel("fprop_gather"), sample=1, explanations=path)
 
 
-def test_score_leaves_out_equivalent_and_invalid() -> None:
+def test_score_leaves_out_what_says_nothing_of_the_check() -> None:
     mutant = Mutant("sign", 1, "a + b", "+", "-", 0, "a - b")
-    kinds = ["killed"] * 19 + ["survived", "equivalent", "invalid"]
-    report = MutationReport("k", [Verdict(mutant, kind, "why") for kind in kinds], [], 1.0)
-    assert report.score == 0.95 and not report.unexplained
+    kinds = ["killed"] * 19 + ["survived", "equivalent", "invalid", "not compiled"]
+    report = MutationReport("k", [Verdict(mutant, kind, "why") for kind in kinds], [], 1.0, len(kinds))
+    assert report.score == 0.95 and not report.unexplained and report.interval is None
+    assert "(" not in summary(report).split("score")[1]
+
+
+def test_a_sample_has_wilsons_interval() -> None:
+    mutant = Mutant("sign", 1, "a + b", "+", "-", 0, "a - b")
+    report = MutationReport("k", [Verdict(mutant, "killed", "")] * 95 + [Verdict(mutant, "survived", "why")] * 5, [], 1.0, 1000)
+    assert report.interval == pytest.approx((0.8882, 0.9785), abs=1e-4)
+    assert "100 of 1000 mutants" in summary(report) and "95.0% (88.8% to 97.8%)" in page([report])
+
+
+def test_what_the_host_does_not_compile_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = kernel("fprop_gather").source
+    place = source.index("{", source.index("__global__")) + 1
+    branch = "\n#if defined(__CUDACC__)\n  const int unused = 1 + 2;\n#endif\n"
+    within = Kernel.from_source(source[:place] + branch + source[place:], "fprop_gather")
+    number = source[:place].count("\n") + 3
+    assert within.source.splitlines()[number - 1].strip() == "const int unused = 1 + 2;"
+    lines = compiled_lines(Instance(within, "fp32"))
+    assert number not in lines and {number - 2, number + 2} <= lines
+    monkeypatch.setattr("cupy_convt3d.lab.mutants.mutants", lambda source: [m for m in mutants(source) if m.line == number])
+    report = judge_mutants(within)
+    assert report.counts["not compiled"] == len(report.verdicts) >= 3
+
+
+def test_verdicts_are_kept_but_not_survivors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, gather = tmp_path / "kept.jsonl", kernel("fprop_gather")
+    first = judge_mutants(gather, sample=2, kept=kept)
+    monkeypatch.setattr("cupy_convt3d.lab.mutants.Worker", None)  # nothing is judged again
+    assert judge_mutants(gather, kept=kept, kept_only=True).verdicts == judge_mutants(gather, sample=2, kept=kept).verdicts
+    assert len(first.verdicts) == len(kept.read_text().splitlines()) == 2
+    kept.write_text(kept.read_text().replace('"killed"', '"survived"'))
+    assert judge_mutants(gather, kept=kept, kept_only=True).counts["survived"] == 2
+    with pytest.raises(TypeError):  # it asks for a worker
+        judge_mutants(gather, sample=2, kept=kept)
+    kept.write_text("not JSON\n")
+    with pytest.raises(FindingsError, match="cannot be read"):
+        judge_mutants(gather, sample=2, kept=kept)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["mutants", "fprop_gather", "--sample", "2", "--workers", "1", "--page", str(tmp_path / "docs" / "m.md")]
     assert cli.main(line) == 0
-    assert "fprop_gather: 2 mutants, 2 killed" in capsys.readouterr().out
-    assert "| fprop_gather | 2 | 2 | 0 | 0 | 0 | 100.0% |" in (tmp_path / "docs" / "m.md").read_text()
+    assert f"fprop_gather: 2 of {len(mutants(kernel('fprop_gather').source))} mutants, 2 killed" in capsys.readouterr().out
+    assert "| 2 | 2 | 0 | 0 | 0 | 0 | 100.0% (34.2% to 100.0%) |" in (tmp_path / "docs" / "m.md").read_text()
     assert cli.main(["mutants", "nothing"]) == 2

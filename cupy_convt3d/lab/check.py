@@ -22,7 +22,7 @@ from ..problem import Problem
 from ..source import Instance
 from . import strategies
 from .check_report import CheckReport, Counterexample
-from .examples import Example, combinations, configurations, fitting, reproduce, tails, tiles, variants
+from .examples import Example, combinations, configurations, fitting, is_forced, layouts, reproduce, tails, tiles, variants
 from .far import FAR, far_problems
 from .shrink import shrink_example
 from .tensors import KINDS
@@ -124,8 +124,11 @@ def first_failure(
     examples: int = 200,
     dtypes: Sequence[str] | None = None,
     kinds: Sequence[str] | None = None,
+    drawn_only: bool = False,
 ) -> tuple[Example, Outcome] | None:
     """Return the first example that fails in the same search as `check`'s, not shrunk, or None.
+
+    `drawn_only` leaves out all but the `examples` that are drawn at random.
 
     Raises:
         KernelError, CompileError, BackendError: as `check`.
@@ -133,7 +136,7 @@ def first_failure(
     search = _Search(kernel, worker.backend, dtypes, kinds, worker.sanitizer, None)
     search.worker, worker.kernel = worker, kernel
     try:
-        search.run_all(examples, 0)
+        (search.run_random if drawn_only else search.run_all)(examples, 0)
     except _Found:
         return search.failure
     return None
@@ -221,8 +224,9 @@ class _Search:
                 self.skip(problem, dtype)
 
     def edges(self) -> list[Problem]:
-        """Return the smallest problem of each class that the kernel can do: the class's own, or one with more channels."""
-        chosen = dict.fromkeys(p for p in strategies.EDGE_PROBLEMS if any(self.accepts(p, d) for d in self.report.dtypes))
+        """Return the smallest problem of each class that the kernel can do, or the one nearest to it, whatever its classes."""
+        fits = (fitting(self.kernel, p, dtype) for p in strategies.EDGE_PROBLEMS for dtype in self.report.dtypes)
+        chosen = dict.fromkeys(fit for fit in fits if fit is not None)
         for holds in strategies.FEATURES.values():
             if not any(map(holds, chosen)):
                 chosen.update(dict.fromkeys(self.allowed(filter(holds, strategies.EDGE_PROBLEMS), holds)))
@@ -250,10 +254,15 @@ class _Search:
         for configuration in self.configurations:
             self.worker.kernel = configuration
             for dtype in self.report.dtypes:
-                for number, problem in enumerate(tails(configuration, dtype)):
+                if is_forced(configuration) and dtype not in (self.kernel.dtypes[0], self.kernel.dtypes[-1]):
+                    continue  # one wide and one narrow type
+                kinds = [kind for kind, instance in self.pairs if instance == dtype and kind != "random"] or [self.pairs[0][0]]
+                kinds = kinds[:1] if is_forced(configuration) else kinds
+                tail = [(problem, number) for number, problem in enumerate(tails(configuration, dtype))]
+                for problem, seed in tail + layouts(configuration, dtype):
                     threads = sum(math.prod(n.grid) * math.prod(n.block) for n in configuration.plan(problem, dtype).launches)
-                    if self.sanitize is None or threads <= _MOST_SANITIZED_THREADS:
-                        self.run(problem, dtype, self.pairs[0][0], number)
+                    for kind in kinds if self.sanitize is None or threads <= _MOST_SANITIZED_THREADS else ():
+                        self.run(problem, dtype, kind, seed)
 
     def run_far(self) -> None:
         """Run tensors past 2^31 elements, in the smallest of the dtypes."""

@@ -13,6 +13,7 @@ from ..problem import Problem
 from . import strategies
 from .far import FAR
 from .tensors import KINDS, WIDE
+from .verify import APART
 
 # The tunables of a kernel that are tile sizes, and the quantity whose tails they have.
 _TILES = {
@@ -25,6 +26,29 @@ _LARGEST_TILE = 256  # its tails must be tiny problems still
 # Ranges that a sum is split into: any length is right, and no tiny problem has two ranges of the shipped one. With fewer threads
 # than voxels in a range each of them takes more than one.
 _SHORT_SPLITS = {"SPLIT_VOXELS": 8, "BLOCK_THREADS": 4}
+# Limits past which a kernel goes another way, which the tiny problems do not reach.
+_LOW_LIMITS = {"MAX_HALO": 4, "STAGE_TAPS": 2}
+# Whole vectors of every layout, where the problems of the tails have rows and channels that are none; the seed draws the layout.
+_VECTORS = (
+    "n2_c16to32_i2x3x8_k2_s2_bias",
+    "n1_c16to24_i2x2x4_k1x2x4_s1x2x4",
+    "n1_c32to16_i1x3x16_k3_s2_p1_op1",
+    "n2_c32to16_i3x2x4_k3_p1_g2",
+)
+# Several of `strategies.FEATURES` at once, on every axis and with as many channels as fill more than one tile's row.
+_COMBINED = (
+    "n2_c4to6_i3x2x4_k3x3x2_s2x1x1_p1_g2_bias",
+    "n1_c3to5_i2x3x3_k2x3x3_s1x2x2_p0x1x1_d2x1x1_bias",
+    "n1_c9to4_i3x3x2_k3x2x3_s2_p1_op1x0x1_d1x2x2",
+    "n2_c2to9_i3x3x3_k3x3x2_s2x2x3_p1_d2x3x1",
+    "n1_c17to30_i2x3x5_k3_p1",
+)
+# Output channels of the tiles that the problems above leave out, with all taps.
+_WIDE = ("n1_c3to16_i2x3x4_k3_p1", "n1_c2to24_i2x3x4_k3_s1x2x1_p1", "n1_c3to48_i2x3x4_k3_p1", "n1_c2to64_i2x3x2_k2x3x3_p1")
+# Tensors in which a gap leaves all but one axis aligned, see `verify.APART`; 17 channels are no whole vectors.
+_APART = ("n2_c16to8_i2x8x2_k1x2x1", "n1_c17to8_i2x8x1_k1x2x1")
+# channels_last are none, input and output, input and weight, weight and output; all are padded.
+_LAYOUT_SEEDS = (0, 1, 19, 20, 21)
 # A kernel that declares no tile for a quantity may have one all the same, of a power of two.
 _UNKNOWN_TILES = dict.fromkeys(("output_voxels", "in_channels_per_group", "out_channels_per_group"), (5, 9, 17, 33, 65, 129))
 _CHANNEL_FACTORS = (1, 2, 4, 8, 16, 32)
@@ -42,10 +66,23 @@ class Example:
 
 
 def configurations(kernel: Kernel) -> list[Kernel]:
-    """Return the kernel, and with it the same with short splits where its own are too long for a tiny problem to have two."""
-    if kernel.tunables.get("SPLIT_VOXELS", 0) <= _LARGEST_TILE:
-        return [kernel]
-    return [kernel, kernel.replace_tunables(**{name: n for name, n in _SHORT_SPLITS.items() if name in kernel.tunables})]
+    """Return the kernel, and with it the same as tiny problems would not meet it.
+
+    That is with short splits, where its own are too long for two of them; with low limits; and with each tile that a tunable
+    forces, where a tiny problem gets the smallest.
+    """
+    found = [kernel]
+    if kernel.tunables.get("SPLIT_VOXELS", 0) > _LARGEST_TILE:
+        found.append(kernel.replace_tunables(**{name: n for name, n in _SHORT_SPLITS.items() if name in kernel.tunables}))
+    found += [kernel.replace_tunables(**{name: n}) for name, n in _LOW_LIMITS.items() if name in kernel.tunables]
+    if "TILE" in kernel.search:
+        found += [kernel.replace_tunables(TILE=n) for n in kernel.search["TILE"] if n != kernel.tunables["TILE"]]
+    return found
+
+
+def is_forced(kernel: Kernel) -> bool:
+    """Return whether it is a configuration for a way that tiny problems do not take: it gets fewer of them than the shipped one."""
+    return not kernel.changed_tunables.keys().isdisjoint(("TILE", *_LOW_LIMITS))
 
 
 def tiles(kernel: Kernel) -> dict[str, int]:
@@ -60,7 +97,8 @@ def tails(kernel: Kernel, dtype: str) -> list[Problem]:
     """
     found: dict[Problem, None] = {}
     declared = {quantity: (tile - 1, tile, tile + 1, 2 * tile + 1) for quantity, tile in tiles(kernel).items()}
-    for quantity, sizes in {**_UNKNOWN_TILES, **declared}.items():
+    unknown = {quantity: sizes[-1:] if is_forced(kernel) else sizes for quantity, sizes in _UNKNOWN_TILES.items()}
+    for quantity, sizes in {**unknown, **declared}.items():
         for size in sizes:
             if quantity.endswith("voxels"):
                 one = Problem(1, 1, 1, (1, 1, max(1, size)), (1, 1, 2))
@@ -73,6 +111,18 @@ def tails(kernel: Kernel, dtype: str) -> list[Problem]:
     return list(found)
 
 
+def layouts(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
+    """Return larger problems that the kernel can do, of vectors and of several features, each with seeds for several layouts."""
+    forced = is_forced(kernel)
+    chosen: list[tuple[tuple[str, ...], tuple[int, ...]]] = [(_VECTORS, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS)]
+    if "TILE" not in kernel.changed_tunables:
+        chosen.append((_COMBINED, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS))
+    if not forced:
+        chosen += [(_WIDE, _LAYOUT_SEEDS[:2]), (_APART, tuple(range(APART, APART + 5)))]
+    fits = [(fitting(kernel, Problem.parse(name), dtype), seed) for names, seeds in chosen for name in names for seed in seeds]
+    return list(dict.fromkeys((problem, seed) for problem, seed in fits if problem is not None))
+
+
 def combinations(dtypes: Sequence[str], kinds: Sequence[str] = KINDS) -> list[tuple[str, str]]:
     """Return (kind, dtype), exact before random; only some dtypes keep wide integers."""
     pairs = [(kind, dtype) for kind in (*KINDS, FAR) if kind in kinds for dtype in dtypes]
@@ -80,9 +130,21 @@ def combinations(dtypes: Sequence[str], kinds: Sequence[str] = KINDS) -> list[tu
 
 
 def variants(problem: Problem) -> Iterator[Problem]:
-    """Yield the problem, then the same with more channels in each group, for kernels that ask for multiples of a tile."""
-    for factor in _CHANNEL_FACTORS:
-        yield replace(problem, in_channels=problem.in_channels * factor, out_channels=problem.out_channels * factor)
+    """Yield the problem, then what is near it, for kernels with restrictions.
+
+    More channels in each group, for those that ask for multiples of a tile; the same in two groups, or with one input channel each,
+    for those that are for groups; and a kernel that is its stride, with no padding.
+    """
+    shapes = [problem]
+    if problem.groups == 1:
+        shapes.append(replace(problem, in_channels=2 * problem.in_channels, out_channels=2 * problem.out_channels, groups=2))
+        shapes.append(replace(problem, in_channels=2, out_channels=2 * problem.out_channels, groups=2))
+    shapes += [
+        replace(shape, stride=shape.kernel_size, padding=(0, 0, 0), output_padding=(0, 0, 0), dilation=(1, 1, 1)) for shape in shapes
+    ]
+    for shape in dict.fromkeys(shapes):
+        for factor in _CHANNEL_FACTORS:
+            yield replace(shape, in_channels=shape.in_channels * factor, out_channels=shape.out_channels * factor)
 
 
 def fitting(kernel: Kernel, problem: Problem, dtype: str) -> Problem | None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from ..kernel import split_top_level, without_comments
 
 Change = Callable[[re.Match[str]], list[str]]
+Key = tuple[str, str, str, str, int]  # see `Mutant.key`
 
 
 def _swap(*pairs: tuple[str, str]) -> Change:
@@ -62,7 +63,7 @@ class Mutant:
     source: str
 
     @property
-    def key(self) -> tuple[str, str, str, str, int]:
+    def key(self) -> Key:
         """What it is known by as long as its line stays as it is."""
         return self.text, self.operator, self.before, self.after, self.number
 

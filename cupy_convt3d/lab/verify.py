@@ -18,6 +18,8 @@ from .tensors import draw_tensors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = ("contiguous", "channels_last", "padded")
+# Seeds from here on: channels_last with a gap along one axis, the one of that number. Of eight rows only the row is not aligned.
+APART = 2**16 + 1
 _GUARD = 2048  # elements on either side; a multiple of every vector load's alignment
 # Bit patterns by element type. UNWRITTEN fills the output, STRAY the guards and gaps, OUTSIDE all that must not be read:
 # quiet NaNs with payloads of their own, since arithmetic hands the payload of an operand on.
@@ -117,23 +119,26 @@ class _Example:
     def place(self, name: str, shape: tuple[int, ...], fill: int, generator: np.random.Generator | None) -> _Placed:
         layout = "contiguous"
         if generator is not None and len(shape) == 5 and self.kernel.takes_strides(name):
-            layout = LAYOUTS[int(generator.integers(len(LAYOUTS)))]
-        strides, span = _strides(shape, layout, generator)
+            layout = LAYOUTS[int(generator.integers(len(LAYOUTS)))] if self.seed < APART else "apart"
+        strides, span = _strides(shape, layout, generator, (self.seed - APART) % 5)
         unsigned = np.dtype(f"u{DTYPES[self.dtype].itemsize}")
         return _Placed(np.full(span + 2 * self.guard, fill, unsigned), self.guard, shape, strides)
 
 
-def _strides(shape: tuple[int, ...], layout: str, generator: np.random.Generator | None) -> tuple[tuple[int, ...], int]:
-    """Return strides in elements, and how many elements from the first to the last."""
+def _strides(
+    shape: tuple[int, ...], layout: str, generator: np.random.Generator | None, apart: int = 0
+) -> tuple[tuple[int, ...], int]:
+    """Return strides in elements, and how many elements from the first to the last; `apart` is the axis of the gap."""
     order, gaps = list(range(len(shape))), [0] * len(shape)
-    if layout == "channels_last":
+    if layout in ("channels_last", "apart"):
         order = [0, 2, 3, 4, 1]
+        gaps[apart] = (1 if apart == 1 else 7) if layout == "apart" else 0
     elif layout == "padded" and generator is not None:
         order = [int(a) for a in generator.permutation(len(shape))]
         gaps = [int(g) for g in generator.integers(0, 3, len(shape))]
     strides, step = [0] * len(shape), 1
     for axis in reversed(order):
-        step += gaps[axis] if layout == "padded" else 0
+        step += gaps[axis]
         strides[axis] = step
         step *= max(1, shape[axis])
     return tuple(strides), step if 0 not in shape else 0

@@ -82,6 +82,7 @@ class Worker:
         sanitizer: as `HostBackend` takes it; host only.
         time_limit_s: a longer example counts as a hang; under the thread sanitizer six times as long.
         cache: a directory for compiled kernels in place of the user's.
+        optimize: as `HostBackend` takes it.
 
     Raises:
         BackendError: the sanitizer's runtime is missing.
@@ -94,13 +95,14 @@ class Worker:
         sanitizer: str | None = None,
         time_limit_s: float = 10.0,
         cache: Path | None = None,
+        optimize: bool = True,
     ) -> None:
         self.kernel = kernel
         self.backend = backend
         self.sanitizer = sanitizer
         self.time_limit_s = time_limit_s
         self.restarts = 0
-        self._setup = (backend, sanitizer)
+        self._setup = (backend, sanitizer, optimize)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  `close` closes it
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
         if cache is not None:
@@ -233,7 +235,7 @@ class InProcess:
     restarts = 0
 
     def __init__(self, kernel: Kernel, backend: str) -> None:
-        self.kernel, self.backend, self._device = kernel, backend, _backend(backend, None)
+        self.kernel, self.backend, self._device = kernel, backend, _backend(backend, None, True)
 
     def __enter__(self) -> InProcess:
         return self
@@ -292,7 +294,7 @@ def _serve(source: int, target: int) -> None:
     setup = _read(source)
     while setup[0] != "setup":  # a request that the last fork died without reading
         setup = _read(source)
-    _, backend_name, sanitizer = setup
+    _, backend_name, sanitizer, optimize = setup
     if backend_name == "host" and sanitizer is None:  # sanitizers and CUDA reserve more addresses than there is memory
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -302,7 +304,7 @@ def _serve(source: int, target: int) -> None:
         request, *arguments = _read(source)
         try:
             if backend is None:
-                backend = _backend(backend_name, sanitizer)
+                backend = _backend(backend_name, sanitizer, optimize)
             if request == "compile":
                 kernel, dtype, problem = arguments
                 backend.compile(backend.instance(kernel, dtype, kernel.plan(problem, dtype)))
@@ -347,11 +349,11 @@ def _dry_run(backend: Any, kernel: Kernel, problem: Problem, dtype: str) -> Outc
 _REQUESTS: dict[str, Any] = {"verify": _verify, "output": output, "dry_run": _dry_run}
 
 
-def _backend(name: str, sanitizer: str | None) -> Any:
+def _backend(name: str, sanitizer: str | None, optimize: bool) -> Any:
     if name == "host":
         from ..backends.host import HostBackend
 
-        return HostBackend(sanitizer)
+        return HostBackend(sanitizer, optimize)
     from ..backends.cuda import CudaBackend
 
     return CudaBackend()
