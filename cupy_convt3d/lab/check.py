@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
@@ -270,6 +271,8 @@ class _Search:
             return
         self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
         for problem in far_problems(self.kernel.pass_name):
+            patch = replace(problem, stride=problem.kernel_size)
+            problem = problem if self.accepts(problem, dtype) else patch
             if self.accepts(problem, dtype):
                 message = self.run(problem, dtype, FAR, 0).message
                 self.skipped.update([message] if message else [])

@@ -44,13 +44,21 @@ _COMBINED = (
     "n1_c17to30_i2x3x5_k3_p1",
 )
 # Output channels of the tiles that the problems above leave out, with all taps.
-_WIDE = ("n1_c3to16_i2x3x4_k3_p1", "n1_c2to24_i2x3x4_k3_s1x2x1_p1", "n1_c3to48_i2x3x4_k3_p1", "n1_c2to64_i2x3x2_k2x3x3_p1")
+_WIDE = ("n1_c18to16_i2x3x4_k3_p1", "n1_c18to24_i2x3x4_k3_s1x2x1_p1", "n1_c18to48_i2x3x4_k3_p1", "n1_c18to64_i2x3x2_k2x3x3_p1")
+# More rows and columns than a block has threads, in classes with and without taps; and more taps than a step has.
+_LONG = ("n1_c1to2_i1x140x2_k1_s1x2x2", "n1_c2to1_i2x2x140_k1_s2x1x2", "n1_c2to3_i1x2x9_k1x2x9_p0x1x4", "n1_c2to3_i9x2x2_k9x2x1_p4x0x0")
 # Tensors in which a gap leaves all but one axis aligned, see `verify.APART`; 17 channels are no whole vectors.
-_APART = ("n2_c16to8_i2x8x2_k1x2x1", "n1_c17to8_i2x8x1_k1x2x1")
+_APART = ("n2_c16to8_i2x8x8_k1x2x1", "n1_c17to8_i2x8x1_k1x2x1")
 # channels_last are none, input and output, input and weight, weight and output; all are padded.
 _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
-# A kernel that declares no tile for a quantity may have one all the same, of a power of two.
-_UNKNOWN_TILES = dict.fromkeys(("output_voxels", "in_channels_per_group", "out_channels_per_group"), (5, 9, 17, 33, 65, 129))
+# A kernel that declares no tile for a quantity may have one all the same, of a power of two; a thread may have several voxels.
+_UNKNOWN_TILES = {
+    "output_voxels": (5, 9, 17, 33, 65, 129, 511, 513),
+    "in_channels_per_group": (5, 9, 17, 33, 65, 129),
+    "out_channels_per_group": (5, 9, 17, 33, 65, 129),
+}
+_FITS: dict[tuple[object, ...], Problem | None] = {}
+_MOST_FITS = 2**14
 _CHANNEL_FACTORS = (1, 2, 4, 8, 16, 32)
 
 
@@ -118,7 +126,7 @@ def layouts(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
     if "TILE" not in kernel.changed_tunables:
         chosen.append((_COMBINED, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS))
     if not forced:
-        chosen += [(_WIDE, _LAYOUT_SEEDS[:2]), (_APART, tuple(range(APART, APART + 5)))]
+        chosen += [(_WIDE, _LAYOUT_SEEDS[:2]), (_LONG, _LAYOUT_SEEDS[:1]), (_APART, tuple(range(APART, APART + 10)))]
     fits = [(fitting(kernel, Problem.parse(name), dtype), seed) for names, seeds in chosen for name in names for seed in seeds]
     return list(dict.fromkeys((problem, seed) for problem, seed in fits if problem is not None))
 
@@ -135,21 +143,32 @@ def variants(problem: Problem) -> Iterator[Problem]:
     More channels in each group, for those that ask for multiples of a tile; the same in two groups, or with one input channel each,
     for those that are for groups; and a kernel that is its stride, with no padding.
     """
-    shapes = [problem]
+    yield from _wider(problem)
+    grouped = []
     if problem.groups == 1:
-        shapes.append(replace(problem, in_channels=2 * problem.in_channels, out_channels=2 * problem.out_channels, groups=2))
-        shapes.append(replace(problem, in_channels=2, out_channels=2 * problem.out_channels, groups=2))
-    shapes += [
-        replace(shape, stride=shape.kernel_size, padding=(0, 0, 0), output_padding=(0, 0, 0), dilation=(1, 1, 1)) for shape in shapes
-    ]
-    for shape in dict.fromkeys(shapes):
-        for factor in _CHANNEL_FACTORS:
-            yield replace(shape, in_channels=shape.in_channels * factor, out_channels=shape.out_channels * factor)
+        grouped.append(replace(problem, in_channels=2 * problem.in_channels, out_channels=2 * problem.out_channels, groups=2))
+        grouped.append(replace(problem, in_channels=2, out_channels=2 * problem.out_channels, groups=2))
+    whole = {"padding": (0, 0, 0), "output_padding": (0, 0, 0), "dilation": (1, 1, 1)}
+    patches = [replace(shape, stride=shape.kernel_size, **whole) for shape in (problem, *grouped)]
+    for shape in dict.fromkeys((*grouped, *patches)):
+        yield from _wider(shape)
+
+
+def _wider(problem: Problem) -> Iterator[Problem]:
+    for factor in _CHANNEL_FACTORS:
+        yield replace(problem, in_channels=problem.in_channels * factor, out_channels=problem.out_channels * factor)
 
 
 def fitting(kernel: Kernel, problem: Problem, dtype: str) -> Problem | None:
     """Return the first variant of the problem that the kernel can do, or None."""
-    return next((variant for variant in variants(problem) if kernel.why_not(variant, dtype) is None), None)
+    tables = (kernel.tunables, kernel.specialize, kernel.constants, kernel.restrictions, kernel.workspace)
+    declared = (kernel.dtypes, kernel.launches, *(tuple(table.items()) for table in tables))
+    asked = (declared, problem, dtype)  # mutants of a kernel, and its configurations, ask again and again
+    if asked not in _FITS:
+        if len(_FITS) >= _MOST_FITS:
+            _FITS.clear()
+        _FITS[asked] = next((variant for variant in variants(problem) if kernel.why_not(variant, dtype) is None), None)
+    return _FITS[asked]
 
 
 def draw_example(kernel: Kernel, seed: str) -> Example | None:

@@ -30,9 +30,12 @@ that the host's preprocessor drops (`#if defined(__CUDACC__)`, or another value 
 score is killed / (killed + survived). Where not all mutants were judged but every so many of the file, the score has Wilson's 95%
 interval.
 
+What only a GPU's compiler sees is not judged: launch bounds, unrolling, and macros that are specialized for a problem there.
+
 Written by `convt3d mutants --explained docs/mutation.toml --kept FILE.jsonl --page docs/mutation.md`, `make mutants` in short, on
-{host}. The reasons are kept in `docs/mutation.toml` by the text of their line: when the line changes they no longer count, and the
-command says so.
+{host}.
+The reasons are kept in `docs/mutation.toml` by the text of their line: when the line changes they no longer count, and the command
+says so.
 
 """
 

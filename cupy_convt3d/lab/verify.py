@@ -18,7 +18,8 @@ from .tensors import draw_tensors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = ("contiguous", "channels_last", "padded")
-# Seeds from here on: channels_last with a gap along one axis, the one of that number. Of eight rows only the row is not aligned.
+# Seeds from here on: a gap along one axis, 0 to 4, of channels_last, then of contiguous tensors. With eight of an axis only that axis
+# is not aligned.
 APART = 2**16 + 1
 _GUARD = 2048  # elements on either side; a multiple of every vector load's alignment
 # Bit patterns by element type. UNWRITTEN fills the output, STRAY the guards and gaps, OUTSIDE all that must not be read:
@@ -120,7 +121,7 @@ class _Example:
         layout = "contiguous"
         if generator is not None and len(shape) == 5 and self.kernel.takes_strides(name):
             layout = LAYOUTS[int(generator.integers(len(LAYOUTS)))] if self.seed < APART else "apart"
-        strides, span = _strides(shape, layout, generator, (self.seed - APART) % 5)
+        strides, span = _strides(shape, layout, generator, max(0, self.seed - APART))
         unsigned = np.dtype(f"u{DTYPES[self.dtype].itemsize}")
         return _Placed(np.full(span + 2 * self.guard, fill, unsigned), self.guard, shape, strides)
 
@@ -128,11 +129,12 @@ class _Example:
 def _strides(
     shape: tuple[int, ...], layout: str, generator: np.random.Generator | None, apart: int = 0
 ) -> tuple[tuple[int, ...], int]:
-    """Return strides in elements, and how many elements from the first to the last; `apart` is the axis of the gap."""
+    """Return strides in elements, and how many elements from the first to the last; `apart` says where a gap is, see `APART`."""
     order, gaps = list(range(len(shape))), [0] * len(shape)
-    if layout in ("channels_last", "apart"):
+    if layout == "channels_last" or (layout == "apart" and apart % 10 < 5):
         order = [0, 2, 3, 4, 1]
-        gaps[apart] = (1 if apart == 1 else 7) if layout == "apart" else 0
+    if layout == "apart":
+        gaps[apart % 5] = 1 if order[-1] == apart % 5 else 7
     elif layout == "padded" and generator is not None:
         order = [int(a) for a in generator.permutation(len(shape))]
         gaps = [int(g) for g in generator.integers(0, 3, len(shape))]
