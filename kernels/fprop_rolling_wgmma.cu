@@ -130,11 +130,13 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
 // in depth, and few output channels still make wide products. The residue classes of w have sums of their own in the same thread,
 // so that whole output rows are written; those of h are columns of work of their own.
 //
-// A block stays on its multiprocessor and takes an equal share of all (column, plane) steps. Two warpgroups multiply; the others
-// feed them. One warp copies stretches of input planes in bulk, CHUNK channels at a time; most warps round them and turn them
-// into 16-byte cells [channel / 4][position][channel % 4] (16-bit types: 8 channels); where planes cannot be copied in bulk
-// (channels_last, odd sizes) they read the input themselves. The last warp copies slabs of packed weights, one tap x CHUNK
-// channels each. If all slabs of a column fit in shared memory they are copied once.
+// A block stays on its multiprocessor and walks down columns of the output: whole ones first, then its share of the rest. Two
+// warpgroups multiply; the others feed them. One warp copies stretches of input planes in bulk, a chunk of channels at a time; most
+// warps round them and turn them into 16-byte cells [channel / 4][position][channel % 4] (16-bit types: 8 channels); where planes
+// cannot be copied in bulk (channels_last, odd sizes) they read the input themselves. An input that is read several times, for
+// several tiles of channels or classes of h, is laid out as cells by a launch of its own, and then one warp copies it and none turns
+// it. The last warp copies slabs of packed weights, one tap x one chunk of channels each. If all slabs of a column fit in shared
+// memory they are copied once.
 #include "convt3d.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/fill_uncovered.cuh"
