@@ -35,6 +35,7 @@ __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "resolve
 Progress = Callable[[int, int, str], None]
 
 _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
+_MOST_HOST_THREADS = 2**15  # of a larger problem: a wgrad kernel has a block for each weight
 
 
 class _Found(BaseException):
@@ -259,10 +260,12 @@ class _Search:
                     continue  # one wide and one narrow type
                 kinds = [kind for kind, instance in self.pairs if instance == dtype and kind != "random"] or [self.pairs[0][0]]
                 kinds = kinds[:1] if is_forced(configuration) else kinds
-                tail = [(problem, number) for number, problem in enumerate(tails(configuration, dtype))]
-                for problem, seed in tail + layouts(configuration, dtype):
+                tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype))]
+                larger = [(problem, seed, _MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype)]
+                for problem, seed, most in tail + larger:
                     threads = sum(math.prod(n.grid) * math.prod(n.block) for n in configuration.plan(problem, dtype).launches)
-                    for kind in kinds if self.sanitize is None or threads <= _MOST_SANITIZED_THREADS else ():
+                    most = most if self.sanitize is None else _MOST_SANITIZED_THREADS
+                    for kind in kinds if self.worker.backend != "host" or threads <= most else ():
                         self.run(problem, dtype, kind, seed)
 
     def run_far(self) -> None:

@@ -148,8 +148,10 @@ def variants(problem: Problem) -> Iterator[Problem]:
     if problem.groups == 1:
         grouped.append(replace(problem, in_channels=2 * problem.in_channels, out_channels=2 * problem.out_channels, groups=2))
         grouped.append(replace(problem, in_channels=2, out_channels=2 * problem.out_channels, groups=2))
-    whole = {"padding": (0, 0, 0), "output_padding": (0, 0, 0), "dilation": (1, 1, 1)}
-    patches = [replace(shape, stride=shape.kernel_size, **whole) for shape in (problem, *grouped)]
+    zeros, ones = (0, 0, 0), (1, 1, 1)
+    patches = [
+        replace(shape, stride=shape.kernel_size, padding=zeros, output_padding=zeros, dilation=ones) for shape in (problem, *grouped)
+    ]
     for shape in dict.fromkeys((*grouped, *patches)):
         yield from _wider(shape)
 

@@ -149,7 +149,7 @@ def judge_mutants(
             errors.append(error)
 
     with tempfile.TemporaryDirectory(prefix="convt3d-mutants-") as directory:
-        threads = [threading.Thread(target=work, args=(Path(directory),)) for _ in range(workers)]
+        threads = [threading.Thread(target=work, args=(Path(directory),)) for _ in range(0 if waiting.empty() else workers)]
         for thread in threads:
             thread.start()
         try:
