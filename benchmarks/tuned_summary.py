@@ -22,6 +22,7 @@ from cupy_convt3d.tuning import LIBRARY, Database, Entry
 def main(wanted: Sequence[str] = ()) -> None:
     """Print the tables of the given precisions, or of all."""
     names = {str(problem): name for name, problem in suite("named").items()}
+    order = {name: number for number, name in enumerate(names.values())}
     digests = {name: code_digest(kernel) for name, kernel in registry.kernels().items()}
     tables: dict[tuple[str, str, str], dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
     for entry in Database.load(tuning.SHIPPED).entries():
@@ -32,7 +33,7 @@ def main(wanted: Sequence[str] = ()) -> None:
             continue
         print(f"\n{device}, {precision}, {layout}\n{'problem':24}{'kernel':32}{'ms':>9}{'library':>9}{'ratio':>7}")
         ratios: dict[str, float] = {}
-        for name in sorted(problems, key=list(names.values()).index):
+        for name in sorted(problems, key=lambda name: order.get(name, len(order))):
             library = next((e.median_ms for e in problems[name] if e.kernel == LIBRARY), None)
             best = min((e for e in problems[name] if e.kernel != LIBRARY), key=lambda e: e.median_ms, default=None)
             if library is None or best is None:

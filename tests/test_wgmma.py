@@ -7,14 +7,14 @@ import pytest
 
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.host import HostBackend
-from cupy_convt3d.backends.nvrtc import _cuda_includes, device_source
+from cupy_convt3d.backends.nvrtc import compiler_options, device_source
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import LaunchError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
-from cupy_convt3d.source import Instance, include_directory
+from cupy_convt3d.source import Instance
 
 SMALL = {"CONSUMERS": 1, "PRODUCERS": 1, "TILES_M": 1}  # 256 threads
 # Several tiles, planes and slabs: rings go round, blocks cut columns, the input is copied in bulk (planes of whole cells).
@@ -152,9 +152,7 @@ def test_every_fence_is_in_the_binary(dtype: str) -> None:
         program = nvrtc.createProgram(device_source(instance), "kernel.cu", (), ())
     except Exception as error:
         pytest.skip(f"NVRTC is not there: {error}")
-    defines = [f"-D{define}" for define in instance.defines]
-    nvrtc.compileProgram(program, ("-arch=compute_90a", "--std=c++17", f"-I{include_directory()}", *_cuda_includes(), *defines,
-                                   "--device-as-default-execution-space"))
+    nvrtc.compileProgram(program, compiler_options(instance, "compute_90a"))
     ptx = nvrtc.getPTX(program)
     text = ptx.decode() if isinstance(ptx, bytes) else ptx
     assert text.count("fence.proxy.async") == 3

@@ -57,6 +57,21 @@ def device_source(instance: Instance) -> str:
     return "".join(pieces) + source[end:]
 
 
+def compiler_options(instance: Instance, arch: str) -> tuple[str, ...]:
+    """Return what NVRTC is told; `arch` is "sm_..." for a cubin, "compute_..." for PTX."""
+    return (
+        f"-arch={arch}",
+        "--std=c++17",
+        "--device-as-default-execution-space",  # lambdas and helpers need no __device__
+        "--ptxas-options=-v",
+        "--generate-line-info",
+        f"-I{include_directory()}",
+        *_cuda_includes(),
+        *(["--no-cache"] if _nvrtc().getVersion() >= (12, 9) else []),  # what its own cache gives back comes without the log
+        *(f"-D{define}" for define in instance.defines),
+    )
+
+
 def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     """Return the cubin of an instance for `arch` (such as "sm_90a") and the compiler's log; no GPU is needed.
 
@@ -65,17 +80,7 @@ def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
         CompileError: NVRTC refused the source; the message holds the numbered lines and NVRTC's own words.
     """
     nvrtc = _nvrtc()
-    options = (
-        f"-arch={arch}",
-        "--std=c++17",
-        "--device-as-default-execution-space",  # lambdas and helpers need no __device__
-        "--ptxas-options=-v",
-        "--generate-line-info",
-        f"-I{include_directory()}",
-        *_cuda_includes(),
-        *(["--no-cache"] if nvrtc.getVersion() >= (12, 9) else []),  # what its own cache gives back comes without the log
-        *(f"-D{define}" for define in instance.defines),
-    )
+    options = compiler_options(instance, arch)
     version = ".".join(map(str, nvrtc.getVersion()))
     name = f"{instance.kernel.name}-{arch}-{instance.key('cuda', version, *options)}"
     cubin, log = cache.load(f"{name}.cubin"), cache.load(f"{name}.log")

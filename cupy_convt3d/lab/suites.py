@@ -81,7 +81,6 @@ SUITES: dict[str, dict[str, Problem]] = {
     "psmnet": _PSMNET,
     "named": {**_KERNELBENCH, **_LAYERS, **_DEPTHWISE, **_NNUNET, **_SWINUNETR, **_PSMNET},
 }
-HOST_FLOP_LIMIT = 4_000_000  # what one CPU core does in an instant
 
 
 def suite(name: str) -> dict[str, Problem]:
