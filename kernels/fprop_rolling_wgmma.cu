@@ -140,6 +140,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
 #include "convt3d.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/fill_uncovered.cuh"
+#include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/wgmma.cuh"
 
@@ -557,7 +558,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   // [warpgroup][its row], for the stores
   RowPlace* const row_places = reinterpret_cast<RowPlace*>(shared + rows_at);
   int* const raw_index = reinterpret_cast<int*>(row_places + CONSUMERS * 128);
-  const unsigned base = keep(shared_address(shared)), slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
+  const unsigned base = computed_anew(shared_address(shared)), slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
   Ring raw(base + 16 * static_cast<unsigned>(stages + slabs), raws);
   const bool whole_planes = raws > 0 && takes_whole_planes(problem, input);
@@ -864,8 +865,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       }
       if (s >= segment.begin) {
         // Worked out here and not before the loop, where they would take registers from the sums.
-        const int thread = static_cast<int>(keep(threadIdx.x)),
-                  stored_tile = walk.tile(static_cast<int>(keep(static_cast<unsigned>(segment.column))));
+        const int thread = static_cast<int>(computed_anew(threadIdx.x)),
+                  stored_tile = walk.tile(computed_anew(segment.column));
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
         const RowPlace* const own_rows = row_places + thread / 32 * 32;
         const int first = thread % 4 * 2;  // of this thread's channels in the tile

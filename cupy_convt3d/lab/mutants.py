@@ -23,7 +23,7 @@ from pathlib import Path
 from ..backends.host import compiled_lines
 from ..errors import CompileError, FindingsError, KernelError
 from ..kernel import Kernel, tomllib
-from ..source import Instance, header_digest
+from ..source import Instance, code_digest
 from .check import first_failure
 from .examples import Example
 from .mutation import Key, Mutant, mutants
@@ -271,7 +271,7 @@ class _Kept:
 
     def __init__(self, path: Path | None, kernel: Kernel) -> None:
         self.path, self.kernel = path, kernel.name
-        self.digest = hashlib.sha256(f"{kernel.source}\0{header_digest()}".encode()).hexdigest()[:16]
+        self.digest = hashlib.sha256(f"{kernel.source}\0{code_digest(kernel)}".encode()).hexdigest()[:16]
         self.known: dict[Key, tuple[str, str]] = {}
         try:
             lines = path.read_text().splitlines() if path is not None and path.exists() else []

@@ -5,7 +5,8 @@
 __device__ __forceinline__ void forget_memory() { asm volatile("" ::: "memory"); }
 
 // The same number, of which the compiler knows nothing: what follows from it is computed here, not before a loop and kept.
-__device__ __forceinline__ int computed_anew(int value) {
+template <typename T>  // of 32 bits
+__device__ __forceinline__ T computed_anew(T value) {
 #if defined(__CUDACC__)
   asm volatile("" : "+r"(value));
 #endif

@@ -6,13 +6,6 @@
 
 #if defined(__CUDACC__)
 
-// The same value in a register of its own: the compiler neither works it out anew before each use nor long before.
-__device__ __forceinline__ unsigned keep(unsigned value) {
-  unsigned kept;
-  asm volatile("mov.u32 %0, %1;" : "=r"(kept) : "r"(value));
-  return kept;
-}
-
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }

@@ -112,8 +112,6 @@ inline Mbarrier* mbarrier_at(unsigned address) { return reinterpret_cast<Mbarrie
 
 }  // namespace convt3d_host
 
-inline unsigned keep(unsigned value) { return value; }
-
 inline void mbarrier_init(unsigned barrier, int arrivals) {
   Mbarrier& fresh = *convt3d_host::mbarrier_at(barrier);
   fresh = {};
