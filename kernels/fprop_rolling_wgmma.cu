@@ -20,6 +20,9 @@ CELLS_LAUNCH = "cells_launch"
 KERNEL_W = "kernel_w"
 STRIDE_W = "stride_w"
 DILATION_W = "dilation_w"
+PHASE_W = "phase_w"
+ROW_SLABS = "row_slabs"
+RESIDENT = "resident"
 WHOLE_TILES = "whole_tiles"
 
 [constants]
@@ -28,6 +31,9 @@ step = "stride_d // gcd(stride_d, dilation_d)"
 merged_w = "stride_w if dilation_w == 1 and kernel_w % stride_w == 0 and slots * stride_w <= 32 else 1"
 classes_h = "min(stride_h // gcd(stride_h, dilation_h), kernel_h)"
 classes_w = "stride_w // gcd(stride_w, dilation_w) // merged_w"
+# The stride_w outputs of a position begin at a multiple of the stride: residues below `phase_w` are those of the next position.
+phase_w = "padding_w % stride_w if merged_w == 1 else 0"
+next_w = "min(phase_w, 1)"
 parts = "1 + split"
 
 # Columns of a product come in eights: `products` of them for each eight output channels.
@@ -59,48 +65,53 @@ offset_w = "(kernel_w - 1) * dilation_w // stride_w"
 first_h = "padding_h // stride_h"
 first_w = "padding_w // stride_w"
 last_h = "(output_h - 1 + padding_h) // stride_h"
-last_w = "(output_w - 1 + padding_w) // stride_w"
+last_w = "(output_w - 1 + padding_w - phase_w) // stride_w"
 rows = "max(input_h, input_h + offset_h - first_h, last_h + 1, last_h + 1 - first_h)"
-pitch = "max(input_w, input_w + offset_w - first_w, last_w + 1, last_w + 1 - first_w)"
+pitch = "max(input_w, input_w + offset_w - first_w, last_w + 1 + next_w)"
 m_first = "first_h * pitch + first_w"
 m_count = "((batch - 1) * rows + last_h) * pitch + last_w + 1 - m_first"
 m_tiles = "ceil_div(max(m_count, 1), tile_m)"
-positions = "8 * ceil_div(tile_m + offset_h * pitch + offset_w, 8)"
+positions = "8 * ceil_div(tile_m + offset_h * pitch + offset_w + next_w, 8)"
 span = "(m_tiles - 1) * tile_m + positions"
 chains = "dilation_d // gcd(stride_d, dilation_d)"
 first_step = "-1 if (chains - 1) * stride_d >= padding_d + dilation_d else 0"
 steps = "ceil_div(output_d + padding_d, chains * stride_d) - first_step"
-taps_hw = "kernel_h * kernel_w // merged_w"
+row_taps = "kernel_w // merged_w"
 period_h = "stride_h // gcd(stride_h, dilation_h)"
 offset_step_h = "dilation_h // gcd(stride_h, dilation_h)"
 
-slab_bytes = "128 * chunk_cells * products * slot_tiles * parts"
+tap_bytes = "128 * chunk_cells * products * slot_tiles * parts"
 stage_bytes = "16 * chunk_cells * positions * parts"
 raw_length = "positions + 4 * (16 // itemsize)"
 raw_bytes = "16 * chunk_cells * raw_length"
 shared_limit = "231424 - 4 * positions - 2048 * CONSUMERS"
-stages = "4 if cells_launch and 4 * stage_bytes + 4 * slab_bytes <= shared_limit else 2"
-raws = "2 if not cells_launch and rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * slab_bytes <= shared_limit else 0"
-slabs = "min(58, taps_hw * chunks, (shared_limit - stages * stage_bytes - raws * raw_bytes) // slab_bytes)"
+stages = "4 if cells_launch and 4 * stage_bytes + 4 * tap_bytes <= shared_limit else 2"
+raws = "2 if not cells_launch and rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * tap_bytes <= shared_limit else 0"
+slab_memory = "shared_limit - stages * stage_bytes - raws * raw_bytes"
+# A slab is a tap, or a row of taps where three of these fit.
+row_slabs = "1 if row_taps <= 8 and slab_memory >= min(3, kernel_h * chunks) * row_taps * tap_bytes else 0"
+slab_bytes = "tap_bytes * (row_taps if row_slabs else 1)"
+tile_slabs = "kernel_h * chunks * (1 if row_slabs else row_taps)"
+slabs = "min(58, tile_slabs, slab_memory // slab_bytes)"
+resident = "1 if slabs == tile_slabs else 0"
 rows_at = "1024 + stages * stage_bytes + slabs * slab_bytes + raws * raw_bytes"
-weight_slabs = "groups * channel_tiles * taps_hw * chunks"
 columns = "groups * channel_tiles * m_tiles * chains"
 producers = "1 if cells_launch else PRODUCERS"
 uncovered = "gcd(stride_d, dilation_d) > 1 or classes_h < stride_h"
 
 [restrictions]
 "slots <= 32 and 4 * parts * products * classes_w * thread_tiles * slot_tiles <= accumulators and products * slot_tiles <= 32" = "kernel_d and stride_w ask for more sums than a thread has registers"
-"slabs >= min(2, taps_hw * chunks)" = "a tile of the input and its weights pass the shared memory"
+"slabs >= min(2, tile_slabs)" = "a tile of the input and its weights pass the shared memory"
 "m_count <= 1000000000 and columns * steps * kernel_h <= 2147483647 and input_d * groups * chunks * parts * chunk_cells <= 1000000000" = "the volume passes its 32-bit tile offsets"
 
 [workspace]
-packed_weight = "weight_slabs * slab_bytes // 4"
+packed_weight = "groups * channel_tiles * kernel_h * row_taps * chunks * tap_bytes // 4"
 input_cells = "cells_launch * groups * chunks * parts * chunk_cells * input_d * span * 4"
 
 [[launch]]
 symbol = "convt3d_pack_rolling_weight"
 packs = "packed_weight"
-grid = "weight_slabs"
+grid = "groups * channel_tiles * kernel_h * row_taps * chunks"
 block = 256
 
 [[launch]]
@@ -142,6 +153,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
 #include "convt3d/fill_uncovered.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/store_piece.cuh"
 #include "convt3d/wgmma.cuh"
 
 // Cells of 16 bytes in a chunk, and tiles of 64 rows a warpgroup has; 0: by the problem.
@@ -193,6 +205,15 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
 #endif
 #ifndef DILATION_W
 #define DILATION_W 1
+#endif
+#ifndef PHASE_W
+#define PHASE_W 0
+#endif
+#ifndef ROW_SLABS
+#define ROW_SLABS 0
+#endif
+#ifndef RESIDENT
+#define RESIDENT 0
 #endif
 #ifndef WHOLE_TILES
 #define WHOLE_TILES 0
@@ -246,7 +267,7 @@ __device__ inline ClassTaps class_taps(int stride, int dilation) {
   return {stride / divisor, dilation / divisor};
 }
 
-// ---- packing: slabs [group][channel tile][h class][chunk][tap h][w class][tap w] of cells [part][cell][slot, w class, channel].
+// ---- packing: taps [group][channel tile][h class][chunk][tap h][w class][tap w] of cells [part][cell][slot, w class, channel].
 // Where every class of w has as many taps, all at the same offsets, the classes are columns of one product instead. ----
 
 extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, const View<const scalar_t> weight,
@@ -371,6 +392,13 @@ struct Walk {
       if (segment.begin < segment.end) return true;
     }
     return false;
+  }
+
+  // Taps in h of the classes before one.
+  __device__ int rows_before(int class_h) const {
+    int rows = 0;
+    for (int c = 0; c < class_h; ++c) rows += taps_h.count(problem.kernel_size[1], c);
+    return rows;
   }
 
   // Group * channel_tiles + channel tile.
@@ -527,18 +555,17 @@ extern "C" __global__ void convt3d_lay_out_cells(const Problem problem, const Vi
 
 // ---- the product of a block ----
 
-extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1)
-    convt3d_fprop_rolling_wgmma(const Problem problem, const View<const scalar_t> input,
-                                const accum_t* __restrict__ packed_weight, const accum_t* __restrict__ input_cells,
-                                const scalar_t* __restrict__ bias, const View<scalar_t> output, const int in_channels_per_group,
-                                const int out_channels_per_group, const int slots, const int step, const int merged_w,
-                                const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells,
-                                const int cells_launch, const int taps_hw, const int period_h, const int offset_step_h,
-                                const int rows, const int pitch, const int m_first, const int m_tiles, const int positions,
-                                const int span, const int offset_h, const int offset_w, const int chains, const int first_step,
-                                const int steps, const int columns, const int classes_h, const int channel_tiles,
-                                const int chunks, const int producers, const int stages, const int slabs, const int raws,
-                                const int slab_bytes, const int stage_bytes, const int raw_length, const int rows_at) {
+extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1) convt3d_fprop_rolling_wgmma(
+    const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
+    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
+    const int in_channels_per_group, const int out_channels_per_group, const int slots, const int step, const int merged_w,
+    const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells, const int cells_launch,
+    const int row_taps, const int phase_w, const int row_slabs, const int resident, const int period_h, const int offset_step_h,
+    const int rows, const int pitch, const int m_first, const int m_tiles, const int positions, const int span,
+    const int offset_h, const int offset_w, const int chains, const int first_step, const int steps, const int columns,
+    const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages, const int slabs,
+    const int raws, const int tap_bytes, const int tile_slabs, const int slab_bytes, const int stage_bytes,
+    const int raw_length, const int rows_at) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
   const int merged = SPECIALIZED(MERGED_W, merged_w), class_count = SPECIALIZED(CLASSES_W, classes_w);
@@ -549,7 +576,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const int feeders = SPECIALIZED(CELLS_LAUNCH ? 1 : PRODUCERS, producers) * 128;
   const int loaders = from_cells ? 0 : feeders - 64;  // threads; the last two warps copy
   const int columns8 = slot_count * slot8;            // of 8 columns each
-  const int kernel_h = problem.kernel_size[1], slab_taps = taps_hw / kernel_h;
+  const bool by_rows = SPECIALIZED(ROW_SLABS, row_slabs);
+  const int kernel_h = problem.kernel_size[1], row_slab_count = by_rows ? 1 : row_taps;  // slabs of a row of taps
   const int in_channels = in_channels_per_group, out_channels = out_channels_per_group;
 
   unsigned char* const stage_memory = shared + 1024;
@@ -558,12 +586,13 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   // [warpgroup][its row], for the stores
   RowPlace* const row_places = reinterpret_cast<RowPlace*>(shared + rows_at);
   int* const raw_index = reinterpret_cast<int*>(row_places + CONSUMERS * 128);
-  const unsigned base = computed_anew(shared_address(shared)), slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
+  const unsigned base = computed_anew(shared_address(shared)),
+                 slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
   Ring raw(base + 16 * static_cast<unsigned>(stages + slabs), raws);
   const bool whole_planes = raws > 0 && takes_whole_planes(problem, input);
-  // All weights of a column fit: they are copied when it begins and stay.
-  const bool resident = slabs == taps_hw * chunks && classes_h == 1;
+  // All weights of a tile fit: they are copied when it begins and stay.
+  const bool stays = SPECIALIZED(RESIDENT, resident);
 
   const int warpgroup = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
   if (threadIdx.x == 0) {
@@ -719,15 +748,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       int held = -1;
       while (walk.next(segment)) {
         const int tile = walk.tile(segment.column);
-        const int per_chunk = walk.taps_h.count(kernel_h, segment.class_h) * slab_taps;
-        index_t first_slab = static_cast<index_t>(tile) * (taps_hw * chunks);
-        for (int c = 0; c < segment.class_h; ++c) first_slab += walk.taps_h.count(kernel_h, c) * slab_taps * chunks;
-        const unsigned char* source = reinterpret_cast<const unsigned char*>(packed_weight) + first_slab * slab_bytes;
+        const int first = stays ? 0 : walk.rows_before(segment.class_h) * row_slab_count * chunks;
+        const int count = stays ? slabs : walk.taps_h.count(kernel_h, segment.class_h) * row_slab_count * chunks;
+        const unsigned char* source = reinterpret_cast<const unsigned char*>(packed_weight) +
+                                      (static_cast<index_t>(tile) * tile_slabs + first) * slab_bytes;
         for (int s = segment.first; s < segment.end; ++s) {
           const int plane = segment.chain + (first_step + s) * chains;
-          if (plane < 0 || plane >= problem.input_size[0] || (resident && held == tile)) continue;
+          if (plane < 0 || plane >= problem.input_size[0] || (stays && held == tile)) continue;
           held = tile;
-          for (int i = 0; i < per_chunk * chunks; ++i) {
+          for (int i = 0; i < count; ++i) {
             mbarrier_wait_patiently(slab.empty(), slab.parity ^ 1u);
             mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes));
             bulk_copy(slab_base + static_cast<unsigned>(slab.slot * slab_bytes), source + static_cast<index_t>(i) * slab_bytes,
@@ -760,11 +789,13 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const unsigned first_slab = wgmma_operand(slab_base, slab_k_step);
   const unsigned first_stage = wgmma_operand(base + 1024, stage_k_step) + static_cast<unsigned>(warpgroup * tiles * 64);
   const int stride_w = SPECIALIZED(STRIDE_W, problem.stride[2]), dilation_w = SPECIALIZED(DILATION_W, problem.dilation[2]);
-  const ClassTaps taps_w = class_taps(stride_w, dilation_w);
-  const int column_taps = SPECIALIZED(KERNEL_W, problem.kernel_size[2]) / merged;  // of w, in slabs of their own
+  const ClassTaps taps_w = {class_count, dilation_w * class_count * merged / stride_w};  // of the columns of a product
+  const int phase = SPECIALIZED(PHASE_W, phase_w);
+  const int column_taps = SPECIALIZED(KERNEL_W, problem.kernel_size[2]) / merged;  // of w
+  const unsigned tap_operand = static_cast<unsigned>(tap_bytes) >> 4;
   Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
   int held = -1;
-  bool fresh = false;             // the resident slabs have not been waited for yet
+  bool fresh = false;             // the stays slabs of this class have not been waited for yet
   unsigned resident_parity = 1u;  // of the load they came with
 
   while (walk.next(segment)) {
@@ -773,6 +804,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     for (int i = 0; i < sum_count; ++i) sums[i] = 0.0f;
     const int class_taps_h = walk.taps_h.count(kernel_h, segment.class_h);
     const int class_offset_h = segment.class_h * problem.dilation[1] / problem.stride[1];
+    const int class_slot = walk.rows_before(segment.class_h) * row_slab_count * chunks;
+    fresh = true;
     __syncwarp();  // the last stores have read their rows
     if (lane < tiles * 16) {
       const int f = m_first + walk.place(segment.column).m_tile * tile_rows + warpgroup * tiles * 64 + lane / 16 * 64 +
@@ -780,7 +813,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       const int row = f / pitch, n = row / rows, residue_h = segment.class_h * problem.dilation[1] % problem.stride[1];
       const int h = row % rows * problem.stride[1] + residue_h - problem.padding[1];
       const bool live = n < problem.batch && h >= 0 && h < problem.output_size[1];
-      const int w = live ? f % pitch * stride_w - problem.padding[2] : -stride_w;  // or no output for any residue
+      const int w = live ? f % pitch * stride_w + phase - problem.padding[2] : problem.output_size[2];  // or no output at all
       const int channel = tile / channel_tiles * out_channels + tile % channel_tiles * channels8 * 8;
       const index_t offset = n * output.stride[0] + channel * output.stride[1] + h * output.stride[3] + w * output.stride[4];
       row_places[static_cast<int>(threadIdx.x) / 32 * 32 + lane] = {live ? offset : 0, w};
@@ -790,62 +823,104 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     for (int s = segment.first; s < segment.end; ++s) {
       const int plane = segment.chain + (first_step + s) * chains;
       if (plane >= 0 && plane < problem.input_size[0]) {
-        if (resident && held != tile) {
-          if (held != -1 && lane == 0) {
-            for (int i = 0; i < slabs; ++i) mbarrier_arrive(slab.barriers + static_cast<unsigned>(slabs + i) * 8);
+        int slot = class_slot;  // of resident slabs
+        if (stays) {
+          if (held != tile) {
+            if (held != -1) {
+              for (int i = 0; i < slabs; ++i) mbarrier_wait(slab.barriers + static_cast<unsigned>(i) * 8, resident_parity);
+              __syncwarp();  // all of this warp know that also those it had no use for have come
+              if (lane == 0) {
+                for (int i = 0; i < slabs; ++i) mbarrier_arrive(slab.barriers + static_cast<unsigned>(slabs + i) * 8);
+              }
+            }
+            held = tile;
+            resident_parity ^= 1u;
           }
-          held = tile;
-          fresh = true;
-          resident_parity ^= 1u;
         }
         // What the products before the newest ones have read is given back: a slab each time, a stage with its last slab.
         unsigned read_slab = 0, read_stage = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {
           mbarrier_wait(stage.full(), stage.parity);
+          const auto begin_slab = [&] {
+            if (!stays) {
+              mbarrier_wait(slab.full(), slab.parity);
+            } else if (fresh) {
+              mbarrier_wait(slab.barriers + static_cast<unsigned>(slot) * 8, resident_parity);
+            }
+            wgmma_fence();
+            return first_slab + static_cast<unsigned>((stays ? slot : slab.slot) * slab_bytes >> 4);
+          };
+          const auto end_slab = [&] {
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (lane == 0) {
+              if (read_slab != 0) mbarrier_arrive(read_slab);
+              if (read_stage != 0) mbarrier_arrive(read_stage);
+            }
+            read_stage = 0;
+            if (stays) {
+              ++slot;
+            } else {
+              read_slab = slab.empty();
+              slab.advance();
+            }
+          };
           const unsigned stage_operand = first_stage + static_cast<unsigned>(stage.slot * stage_bytes >> 4);
           for (int jh = 0; jh < class_taps_h; ++jh) {
             const int row_offset = (offset_h - class_offset_h - jh * walk.taps_h.offset_step) * pitch;
+            const unsigned row_operand = stage_operand + static_cast<unsigned>(row_offset + offset_w);
+            // One tap: all its steps along the channels.
+            const auto multiply = [&](int jw, int i, unsigned a, unsigned b) {
 #pragma unroll
-            for (int jw = 0; jw < class_count; ++jw) {
-              const int class_taps_w = merged > 1 ? column_taps : taps_w.count(column_taps, jw);
-              const int class_offset_w = jw * dilation_w / stride_w;
-              unsigned a = stage_operand + static_cast<unsigned>(row_offset + offset_w - class_offset_w);
-#pragma unroll 1
-              for (int i = 0; i < class_taps_w; ++i, a -= static_cast<unsigned>(taps_w.offset_step)) {
-                if (!resident || fresh) mbarrier_wait(slab.full(), resident ? resident_parity : slab.parity);
-                const unsigned b = first_slab + static_cast<unsigned>(slab.slot * slab_bytes >> 4);
-                wgmma_fence();
+              for (int k = 0; k < cell_count / 2; ++k) {
 #pragma unroll
-                for (int k = 0; k < cell_count / 2; ++k) {
+                for (int part = PARTS == 2 ? 2 : 0; part >= 0; --part) {  // low x high, high x low, high x high
+                  const unsigned a_part = part == 2 ? stage_k * static_cast<unsigned>(cell_count) : 0,
+                                 b_part = part == 1 ? slab_k * static_cast<unsigned>(cell_count) : 0;
 #pragma unroll
-                  for (int part = PARTS == 2 ? 2 : 0; part >= 0; --part) {  // low x high, high x low, high x high
-                    const unsigned a_part = part == 2 ? stage_k * static_cast<unsigned>(cell_count) : 0,
-                                   b_part = part == 1 ? slab_k * static_cast<unsigned>(cell_count) : 0;
-#pragma unroll
-                    for (int m = 0; m < tiles; ++m) {
-                      wgmma(parts + (jw * tiles + m) * columns8 * 4,
-                            a + a_part + static_cast<unsigned>(m) * 64 + static_cast<unsigned>(k) * 2 * stage_k,
-                            b + b_part + static_cast<unsigned>(k) * 2 * slab_k, PARTS == 1 || i + k > 0 || part < 2,
-                            columns8 * 8);
-                    }
+                  for (int m = 0; m < tiles; ++m) {
+                    wgmma(parts + (jw * tiles + m) * columns8 * 4,
+                          a + a_part + static_cast<unsigned>(m) * 64 + static_cast<unsigned>(k) * 2 * stage_k,
+                          b + b_part + static_cast<unsigned>(k) * 2 * slab_k, PARTS == 1 || i + k > 0 || part < 2,
+                          columns8 * 8);
                   }
                 }
-                wgmma_commit();
-                wgmma_wait<1>();
-                if (lane == 0) {
-                  if (read_slab != 0) mbarrier_arrive(read_slab);
-                  if (read_stage != 0) mbarrier_arrive(read_stage);
+              }
+            };
+            // Where a class of w begins to read, in positions back: those of the next position one later.
+            const auto class_offset_w = [&](int jw) {
+              return static_cast<unsigned>(jw * dilation_w / stride_w - (jw * dilation_w % stride_w < phase ? 1 : 0));
+            };
+            const unsigned tap_step = static_cast<unsigned>(taps_w.offset_step);
+            if (by_rows) {
+              const unsigned b = begin_slab();
+#pragma unroll
+              for (int tap = 0; tap < column_taps; ++tap) {
+                int jw = 0, i = tap;
+#pragma unroll
+                for (int c = 0; c + 1 < class_count; ++c) {
+                  if (jw == c && i >= taps_w.count(column_taps, c)) i -= taps_w.count(column_taps, jw++);
                 }
-                read_slab = resident ? 0 : slab.empty();
-                read_stage = 0;
-                slab.advance();
+                multiply(jw, i, row_operand - class_offset_w(jw) - static_cast<unsigned>(i) * tap_step,
+                         b + static_cast<unsigned>(tap) * tap_operand);
+              }
+              end_slab();
+            } else {
+#pragma unroll
+              for (int jw = 0; jw < class_count; ++jw) {
+                unsigned a = row_operand - class_offset_w(jw);
+#pragma unroll 1
+                for (int i = 0; i < taps_w.count(column_taps, jw); ++i, a -= tap_step) {
+                  multiply(jw, i, a, begin_slab());
+                  end_slab();
+                }
               }
             }
 #if defined(CONVT3D_TF32X3)
             wgmma_wait<0>();
 #pragma unroll
             for (int jw = 0; jw < class_count; ++jw) {
-              if (merged == 1 && taps_w.count(column_taps, jw) == 0) continue;
+              if (taps_w.count(column_taps, jw) == 0) continue;
 #pragma unroll
               for (int i = 0; i < tiles * columns8 * 4; ++i) {
                 sums[jw * tiles * columns8 * 4 + i] += parts[jw * tiles * columns8 * 4 + i];
@@ -865,9 +940,11 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       }
       if (s >= segment.begin) {
         // Worked out here and not before the loop, where they would take registers from the sums.
-        const int thread = static_cast<int>(computed_anew(threadIdx.x)),
-                  stored_tile = walk.tile(computed_anew(segment.column));
+        const int thread = static_cast<int>(computed_anew(threadIdx.x)), stored_tile = walk.tile(computed_anew(segment.column));
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
+        const bool even_planes = (output.stride[0] | output.stride[2]) % 2 == 0;
+        const bool pairs_of_columns = stride_w % 2 == 0 && even_planes && output.stride[1] % 2 == 0 && output.stride[4] == 1;
+        const bool pairs_of_channels = even_planes && output.stride[1] == 1 && output.stride[4] % 2 == 0;
         const RowPlace* const own_rows = row_places + thread / 32 * 32;
         const int first = thread % 4 * 2;  // of this thread's channels in the tile
         const int tile_channels = WHOLE_TILES ? channels8 * 8 : out_channels - stored_tile % channel_tiles * channels8 * 8;
@@ -877,43 +954,64 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         // The rows of this thread, side by side so that many stores are on their way.
         scalar_t* target[2 * M_TILES];
         int w[2 * M_TILES];
+        bool aligned[2 * M_TILES];  // its pairs, along w or along the channels
 #pragma unroll
         for (int r = 0; r < 2 * tiles; ++r) {
           const RowPlace row = own_rows[r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
           w[r] = row.w;
           target[r] = output.data + (row.offset + first_plane * output.stride[2] + first * output.stride[1]);
+          aligned[r] = reinterpret_cast<index_t>(target[r]) % (2 * sizeof(scalar_t)) == 0;
         }
 #pragma unroll
         for (int t = 0; t < flush; ++t) {
           const int d = first_plane + t * problem.dilation[0];
           const bool live = d >= 0 && d < problem.output_size[0];
 #pragma unroll
-          for (int i = 0; i < channels8 * 2; ++i) {
-            const int channel = i / 2 * 8 + i % 2;  // from the thread's first
-            const index_t offset = channel * output.stride[1] + t * problem.dilation[0] * output.stride[2];
-            if (live && (WHOLE_TILES || first + channel < tile_channels)) {
-              const accum_t start = bias == nullptr ? 0.0f : to_accum(tile_bias[channel]);
+          for (int i = 0; i < channels8; ++i) {
+            if (!live || (!WHOLE_TILES && first + i * 8 >= tile_channels)) break;
+            const bool both = WHOLE_TILES || first + i * 8 + 1 < tile_channels;
+            const accum_t start[2] = {bias == nullptr ? 0.0f : to_accum(tile_bias[i * 8]),
+                                      bias == nullptr || !both ? 0.0f : to_accum(tile_bias[i * 8 + 1])};
+            const index_t offset = i * 8 * output.stride[1] + t * problem.dilation[0] * output.stride[2];
 #pragma unroll
-              for (int r = 0; r < 2 * tiles; ++r) {
-                if (t < slot_count) {
+            for (int r = 0; r < 2 * tiles; ++r) {
+              // The output `e` of a position: a sum, or the bias where no tap reaches.
+              const auto value = [&](int channel, int e) {
+                const int residue = (e + phase) % stride_w;
+                accum_t sum = start[channel];
 #pragma unroll
-                  for (int jw = 0; jw < stored_w; ++jw) {
-                    const int residue = jw * dilation_w % stride_w;
-                    const int product = jw / merged * tiles + r / 2, column8 = t * slot8 + jw % merged * channels8 + i / 2;
-                    float& sum = sums[(product * columns8 + column8) * 4 + r % 2 * 2 + i % 2];
-                    sum += start;
-                    if (static_cast<unsigned>(w[r] + residue) < static_cast<unsigned>(problem.output_size[2])) {
-                      target[r][offset + residue * output.stride[4]] = to_scalar(sum);
-                    }
+                for (int jw = 0; jw < stored_w; ++jw) {
+                  if (t < slot_count && jw * dilation_w % stride_w == residue) {
+                    const int product = jw / merged * tiles + r / 2, column8 = t * slot8 + jw % merged * channels8 + i;
+                    sum += sums[(product * columns8 + column8) * 4 + r % 2 * 2 + channel];
                   }
                 }
-                if (t >= slot_count || stored_w < stride_w) {  // residues of w, or a plane, that no tap reaches: bias alone
-#pragma unroll(STRIDE_W <= 4 ? STRIDE_W : 1)
-                  for (int residue = 0; residue < stride_w; ++residue) {
-                    const bool stored = t < slot_count && residue % (stride_w / stored_w) == 0;
-                    if (!stored && static_cast<unsigned>(w[r] + residue) < static_cast<unsigned>(problem.output_size[2])) {
-                      target[r][offset + residue * output.stride[4]] = to_scalar(start);
-                    }
+                return to_scalar(sum);
+              };
+              scalar_t* const y = target[r] + offset;
+              if (pairs_of_channels && aligned[r] && both) {
+#pragma unroll
+                for (int e = 0; e < stride_w; ++e) {
+                  if (static_cast<unsigned>(w[r] + e) < static_cast<unsigned>(problem.output_size[2])) {
+                    store_pair(y + e * output.stride[4], value(0, e), value(1, e));
+                  }
+                }
+                continue;
+              }
+#pragma unroll
+              for (int channel = 0; channel < 2; ++channel) {
+                if (channel == 1 && !both) break;
+#pragma unroll
+                for (int e = 0; e < stride_w; e += 2) {
+                  scalar_t* const z = y + channel * output.stride[1] + e * output.stride[4];
+                  const bool one = static_cast<unsigned>(w[r] + e) < static_cast<unsigned>(problem.output_size[2]);
+                  const bool two =
+                      e + 1 < stride_w && static_cast<unsigned>(w[r] + e + 1) < static_cast<unsigned>(problem.output_size[2]);
+                  if (pairs_of_columns && aligned[r] && one && two) {
+                    store_pair(z, value(channel, e), value(channel, e + 1));
+                  } else {
+                    if (one) z[0] = value(channel, e);
+                    if (two) z[output.stride[4]] = value(channel, e + 1);
                   }
                 }
               }
