@@ -70,3 +70,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of each backend in turn; "cuda" is skipped where there is no GPU."""
     return request.param
+
+
+@pytest.fixture
+def ieee(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's convolutions do not round fp32 to TF32, their default on a GPU."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
