@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
@@ -73,7 +74,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ieee(monkeypatch: pytest.MonkeyPatch) -> None:
+def ieee() -> Iterator[None]:
     """torch's convolutions do not round fp32 to TF32, their default on a GPU."""
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+    conv = pytest.importorskip("torch").backends.cudnn.conv
+    before, conv.fp32_precision = conv.fp32_precision, "ieee"
+    yield
+    conv.fp32_precision = before
