@@ -30,7 +30,7 @@ from cupy_convt3d.lab.rivals import torch_call
 from cupy_convt3d.lab.suites import suite
 from cupy_convt3d.problem import Problem
 
-CALLS, REPEATS = 200, 50
+CALLS, REPEATS = 200, 20
 SMALL = (
     *("n1_c4to4_i4_k3", "n1_c16to16_i4_k3_s2", "n1_c1to1_i32_k3", "n2_c16to16_i8_k2_s2", "n1_c128to8_i4_k2_s2"),
     *("n1_c16to16_i8_k3_s2", "n1_c32to32_i8_k3_s2"),  # above the limits
