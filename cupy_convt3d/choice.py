@@ -41,7 +41,7 @@ ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "wgrad": dict.fromkeys(_FPROP, ("wgrad_reduce",)),
 }
 
-# What costs its launch and little more on a GPU: queueing a call takes 25 us on an H100, and torch's operator twice that.
+# What costs its launch and little more on a GPU: queueing a call takes 25 us on an H100, through torch's operator twice that.
 # 2**22 FLOP take the slowest plain kernel 14 us there (0.3 TFLOP/s), 1 MiB lies in the L2 cache, and a sum may be one thread's work.
 # Such a problem gets a kernel that packs nothing and is not compiled anew for each geometry, so the first call is quick too.
 LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     monkeypatch.setattr(registry, "_own", {})
     monkeypatch.setattr("cupy_convt3d.magic.EXAMPLES", 10)
     monkeypatch.setattr("cupy_convt3d.magic.HOST_BUDGET_MS", 5.0)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell puts its own there; spawned processes read it
     shell = InteractiveShell()
     yield shell
     shell.reset()
