@@ -46,11 +46,15 @@ search: $(READY)
 	@echo "random search: make search SEED=$(SEED) SEARCH_EXAMPLES=$(SEARCH_EXAMPLES)"
 	$(CONVT3D) check --backend host --seed $(SEED) --examples $(SEARCH_EXAMPLES)
 
-# On a GPU: the check's edge problems under each of compute-sanitizer's tools.
+# On a GPU: each kernel's edge problems under each of compute-sanitizer's tools, so many at once as there are WORKERS (auto: cores);
+# most of the time goes into compiling. A pair that passes is one line, any other all that was said. Reversed: the longest come early.
+TOOLS := memcheck racecheck initcheck synccheck
+KERNELS ?= $(shell ls -r kernels/*.cu | xargs -n 1 basename -s .cu)
 compute-sanitizer: $(READY)
-	for tool in memcheck racecheck initcheck synccheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 9 $(CONVT3D) check --backend cuda --in-process --examples 0 --kind exact \
-	  || exit; done
+	@for tool in $(TOOLS); do for kernel in $(KERNELS); do echo $$tool $$kernel; done; done \
+	| xargs -n 2 -P $(if $(filter auto,$(WORKERS)),$$(nproc),$(WORKERS)) sh -c 'said=$$(compute-sanitizer --tool $$0 --error-exitcode 9 \
+	  $(CONVT3D) check $$1 --backend cuda --in-process --examples 0 --kind exact 2>&1); code=$$?; \
+	  test $$code = 0 && said=$$(printf "%s\n" "$$said" | grep -e "passed;" -e SUMMARY | paste -s -d " "); printf "%s %s: %s\n" $$0 $$1 "$$said"; exit $$code'
 
 # Tests for tens of gigabytes of GPU memory.
 test-large: $(READY)

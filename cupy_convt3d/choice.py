@@ -2,11 +2,13 @@
 
 "auto" takes what `convt3d tune` found quickest on this device for this problem, or for one near it. Where nothing was measured it
 takes the first kernel of `ORDER` that can do the problem, in the loosest arithmetic allowed. torch's CUDA tensors, for which torch
-has an operator of its own, go to a kernel only where it was measured to be the quicker. `convt3d info --why` shows these steps.
+has an operator of its own, go to a kernel only where it was measured to be the quicker, or where nothing was measured and a call
+costs its launch and little more. `convt3d info --why` shows these steps.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from functools import lru_cache
 from . import registry, tuning
 from .arrays import Array, require_cupy
 from .backends.base import Backend
-from .dtypes import allowed_instances
+from .dtypes import DTYPES, allowed_instances
 from .errors import BackendError, KernelError, ProblemError, ProblemTypeError
 from .kernel import ARCHITECTURES, Kernel, Limits
 from .problem import Problem
@@ -39,6 +41,22 @@ ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "wgrad": dict.fromkeys(_FPROP, ("wgrad_reduce",)),
 }
 
+# What costs its launch and little more on a GPU: queueing a call takes 25 us on an H100, through torch's operator twice that.
+# 2**22 FLOP take the slowest plain kernel 14 us there (0.3 TFLOP/s), 1 MiB lies in the L2 cache, and a sum may be one thread's work.
+# Such a problem gets a kernel that packs nothing and is not compiled anew for each geometry, so the first call is quick too.
+LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**10
+_LAUNCH_BOUND = {"fprop": ("fprop_gather",), "dgrad": ("dgrad_gather",), "wgrad": ("wgrad_reduce",)}
+
+
+def is_launch_bound(problem: Problem, pass_name: str, itemsize: int) -> bool:
+    """Whether a problem is so small that a GPU needs no longer for a pass than the host needs to queue it."""
+    shapes, written = problem.shapes(pass_name)
+    return (
+        problem.flop <= LAUNCH_BOUND_FLOP
+        and problem.compulsory_bytes(itemsize, pass_name) <= LAUNCH_BOUND_BYTES
+        and problem.flop <= 2 * LAUNCH_BOUND_PRODUCTS * math.prod(shapes[written])
+    )
+
 
 @dataclass(frozen=True)
 class Automatic:
@@ -46,18 +64,22 @@ class Automatic:
 
     Attributes:
         kernel, instance: what runs, and the dtype it is compiled for; None and "" where no kernel can, and `choose` then raises.
-        tuned: the database's answer; None where it has none, and `ORDER` decided.
+        tuned: the database's answer; None where it has none.
+        launch_bound: whether the problem's smallness decided, else `ORDER` did; False where the database has an answer.
         passed_over: why each kernel that comes earlier in `ORDER` was not taken.
     """
 
     kernel: Kernel | None
     instance: str
     tuned: Tuned | None
+    launch_bound: bool
     passed_over: tuple[str, ...]
 
     @property
     def left_to_torch(self) -> str | None:
-        """Why torch's own operator takes the call where it can be had; None where the kernel was measured to be the quicker."""
+        """Why torch's own operator takes the call where it can be had; None where the kernel is the quicker."""
+        if self.launch_bound:
+            return None
         if self.tuned is None:
             return "no measurement on this device says that a kernel is quicker"
         if self.tuned.library_ms is None:
@@ -70,7 +92,9 @@ class Automatic:
     def steps(self) -> tuple[str, ...]:
         """What was looked up and tried, a line each."""
         if self.tuned is None:
-            return ("database: nothing for this problem or one near it", *self.passed_over)
+            limits = f"at most {LAUNCH_BOUND_FLOP} FLOP, {LAUNCH_BOUND_BYTES} bytes and {LAUNCH_BOUND_PRODUCTS} products a sum"
+            small = [f"costs its launch and little more: {limits}"] if self.launch_bound else []
+            return ("database: nothing for this problem or one near it", *small, *self.passed_over)
         measured = "this very problem" if self.tuned.exact else f"the nearest that was measured, {self.tuned.measured_on}"
         return (f"database: the quickest on {measured}, {self.tuned.elapsed_ms:.4g} ms",)
 
@@ -186,16 +210,17 @@ def _choose(
     known = registry.kernels(question.pass_name)
     tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=known)
     if tuned is not None:
-        return Automatic(tuned.kernel, tuned.instance, tuned, ())
+        return Automatic(tuned.kernel, tuned.instance, tuned, False, ())
     passed_over: list[str] = []
+    small = arch is not None and is_launch_bound(problem, question.pass_name, DTYPES[question.precision].itemsize)
     order = ORDER[question.pass_name]
-    for name in order.get(arch or "host", order["sm_80"]):
+    for name in _LAUNCH_BOUND[question.pass_name] if small else order.get(arch or "host", order["sm_80"]):
         if name in known and known[name].deterministic:
             instance, reason = _instance_for(known[name], problem, question.precision, arch, limits)
             if instance is not None:
-                return Automatic(known[name], instance, None, tuple(passed_over))
+                return Automatic(known[name], instance, None, small, tuple(passed_over))
             passed_over.append(reason)
-    return Automatic(None, "", None, tuple(passed_over))
+    return Automatic(None, "", None, small, tuple(passed_over))
 
 
 @lru_cache(maxsize=4096)

@@ -63,7 +63,7 @@ def run(
         RuntimeError: the kernel is not deterministic and `torch.use_deterministic_algorithms` is on.
     """
     if fp32_precision is None and first.dtype is torch.float32:
-        fp32_precision = torch.backends.cudnn.conv.fp32_precision
+        fp32_precision = torch._C._get_fp32_precision_getter("cuda", "conv")  # `torch.backends.cudnn.conv`, 1 us sooner
     described = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
     key = (
         *(pass_name, first.shape, first.stride(), first.dtype, first.device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
@@ -70,3 +71,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of each backend in turn; "cuda" is skipped where there is no GPU."""
     return request.param
+
+
+@pytest.fixture
+def ieee() -> Iterator[None]:
+    """torch's convolutions do not round fp32 to TF32, their default on a GPU."""
+    conv = pytest.importorskip("torch").backends.cudnn.conv
+    before, conv.fp32_precision = conv.fp32_precision, "ieee"
+    yield
+    conv.fp32_precision = before

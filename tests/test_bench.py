@@ -6,7 +6,6 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -181,28 +180,28 @@ def test_rivals_are_named(meter: Bench) -> None:
     assert Bench(HostBackend(), against=()).rival_name is None
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(("dtype", "precision"), [("fp32", "ieee"), ("tf32", "tf32"), ("tf32x3", "ieee"), ("bf16", "ieee")])
-def test_torch_is_set_up_and_put_back(dtype: str, precision: str) -> None:
-    def namespace(**values: Any) -> SimpleNamespace:
-        return SimpleNamespace(**values)
+def test_torch_is_set_up_and_put_back(dtype: str, precision: str, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where importing torch.testing._internal has frozen cuDNN's flags. A torch without CUDA has the settings too."""
+    torch = pytest.importorskip("torch")
+    cudnn, conv, matmul = torch.backends.cudnn, torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", not frozen)
+    assert torch.backends.flags_frozen() == frozen
 
-    conv, matmul = namespace(fp32_precision="none"), namespace(fp32_precision="tf32")
-    cudnn = namespace(conv=conv, benchmark=False, enabled=True, deterministic=True)
-    threads = [4]
-    fake = namespace(
-        backends=namespace(cudnn=cudnn, cuda=namespace(matmul=matmul)),
-        cuda=namespace(is_available=lambda: True),
-        get_num_threads=lambda: threads[-1],
-        set_num_threads=threads.append,
-        no_grad=lambda: io.StringIO(),  # any context manager
-    )
-    with torch_settings(fake, dtype) as settings:
-        assert conv.fp32_precision == matmul.fp32_precision == precision and cudnn.benchmark and cudnn.enabled and threads[-1] == 1
+    def state() -> tuple[Any, ...]:
+        flags = (cudnn.benchmark, cudnn.deterministic, cudnn.enabled)
+        return (conv.fp32_precision, matmul.fp32_precision, *flags, torch.get_num_threads(), torch.is_grad_enabled())
+
+    before = state()
+    with torch_settings(torch, dtype) as settings:
+        assert state() == (precision, precision, True, False, True, 1, False)
         assert settings["cudnn.conv.fp32_precision"] == precision and settings["cudnn.benchmark"] is True
-    assert (conv.fp32_precision, matmul.fp32_precision, cudnn.benchmark, threads[-1]) == ("none", "tf32", False, 4)
-    assert cudnn.deterministic
-    with torch_settings(fake, dtype, benchmark=False, cudnn=False):
-        assert not cudnn.benchmark and not cudnn.enabled
+    assert state() == before
+    with torch_settings(torch, dtype, benchmark=False, cudnn=False, deterministic=True):
+        assert state() == (precision, precision, False, True, False, 1, False)
+    assert state() == before
 
 
 def row(case: str, median_ms: float | None, **changes: Any) -> Row:

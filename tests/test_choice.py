@@ -13,7 +13,7 @@ from cupy_convt3d import choice, registry, tuning
 from cupy_convt3d.arrays import Array, CupyLibrary, Device, Library, NumpyLibrary
 from cupy_convt3d.backends.base import TensorRef
 from cupy_convt3d.backends.host import HostBackend
-from cupy_convt3d.choice import ORDER, choose, decide
+from cupy_convt3d.choice import ORDER, choose, decide, is_launch_bound
 from cupy_convt3d.cli import main
 from cupy_convt3d.dtypes import DTYPES, allowed_instances
 from cupy_convt3d.kernel import ARCHITECTURES
@@ -185,9 +185,9 @@ def test_a_kernel_registered_in_this_process_is_taken_at_once(monkeypatch: pytes
     assert taken("sm_80", WIDE, "fp32")[0] == "fprop_tiled", "not deterministic"
 
 
-def given(library: Library, device: str, layout: str = "ncdhw") -> dict[str, Array]:
-    """Arrays of WIDE that have no memory."""
-    shapes = {"input": WIDE.input_shape, "weight": WIDE.weight_shape}
+def given(library: Library, device: str, layout: str = "ncdhw", problem: Problem = WIDE) -> dict[str, Array]:
+    """Arrays of a problem that have no memory."""
+    shapes = {"input": problem.input_shape, "weight": problem.weight_shape}
     arrays = {}
     for name, shape in shapes.items():
         strides = [1] * 5
@@ -249,6 +249,67 @@ def test_torchs_plans_follow_what_is_tuned_and_registered_in_this_process(own: P
     mine = ct.Kernel.from_source(registry.kernel("fprop_gather").source, "fprop_gather")
     registry.register(mine, replace=True)
     assert kernel(algorithm="gather") is mine
+
+
+LAUNCH_BOUND = Problem(1, 4, 4, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("problem", "pass_name", "itemsize", "small"),
+    [
+        (LAUNCH_BOUND, "fprop", 4, True),
+        (LAUNCH_BOUND, "wgrad", 8, True),
+        (Problem(1, 16, 16, 8, 2, 2), "fprop", 4, True),  # 2**21 FLOP
+        (Problem(2, 16, 16, 8, 2, 2), "fprop", 2, True),  # 2**22 FLOP
+        (Problem(3, 16, 16, 8, 2, 2), "fprop", 2, False),  # FLOP
+        (Problem(1, 1, 1, 63, 1), "fprop", 2, True),
+        (Problem(1, 1, 1, 65, 1), "fprop", 2, False),  # bytes
+        (Problem(1, 1, 1, 63, 1), "fprop", 4, False),  # bytes
+        (Problem(1, 1024, 2, 1, 1), "fprop", 4, True),
+        (Problem(1, 1025, 2, 1, 1), "fprop", 4, False),  # products a sum
+        (Problem(1, 1025, 2, 1, 1), "dgrad", 4, True),
+        (Problem(1, 2, 1025, 1, 1), "dgrad", 4, False),  # products a sum
+        (WIDE, "fprop", 4, False),
+    ],
+)
+def test_what_is_launch_bound(problem: Problem, pass_name: str, itemsize: int, small: bool) -> None:
+    assert is_launch_bound(problem, pass_name, itemsize) == small
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("pass_name", PASSES)
+def test_a_launch_bound_problem_gets_a_plain_kernel(pass_name: str, precision: str) -> None:
+    found = choose(on("sm_90a"), pass_name, LAUNCH_BOUND, precision)
+    assert found.kernel is not None and found.launch_bound and found.left_to_torch is None
+    plan = found.kernel.plan(LAUNCH_BOUND, found.instance)
+    assert len(plan.launches) == (2 if pass_name == "wgrad" else 1)
+    assert not any(launch.packs for launch in plan.launches) and not plan.specialization
+    assert not choose(on(None), pass_name, LAUNCH_BOUND, precision).launch_bound, "the host queues nothing"
+
+
+def test_a_launch_bound_problem_is_not_left_to_torch(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    gpu = on("sm_90a")
+    monkeypatch.setattr(choice, "backend_for", lambda *_: gpu)
+    monkeypatch.setattr("cupy_convt3d.lab.provenance.backend_named", lambda _: gpu)
+
+    def chosen() -> ct.Kernel | None:
+        arrays = given(ct.arrays.TorchLibrary(), "cuda", problem=LAUNCH_BOUND)
+        return decide("fprop", LAUNCH_BOUND, arrays, "auto", "tf32", None).kernel
+
+    def why() -> str:
+        assert main(["info", "--why", str(LAUNCH_BOUND)]) == 0
+        return capsys.readouterr().out.split("  fprop tf32: ")[1].split("  fprop tf32x3: ")[0]
+
+    assert chosen() is registry.kernel("fprop_gather")
+    assert "costs its launch and little more: at most 4194304 FLOP, 1048576 bytes and 1024 products a sum" in why()
+    assert "torch's own operator" not in why()
+    measured = entry("fprop_tiled", problem=LAUNCH_BOUND, median_ms=0.02)
+    library = replace(measured, kernel="library", digest="", median_ms=0.01, with_packing_ms=0.01)
+    Database([measured, library]).save(own)
+    assert chosen() is None, "what was measured counts for more"
 
 
 @pytest.mark.parametrize(("library_ms", "left"), [(None, True), (0.5, True), (2.0, False)])

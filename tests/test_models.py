@@ -52,7 +52,7 @@ CASES = [
 
 @pytest.mark.parametrize(("device", "backend"), CASES)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=["ncdhw", "channels_last_3d"])
-def test_monai_unet_learns_the_same(device: str, backend: str | None, layout: torch.memory_format) -> None:
+def test_monai_unet_learns_the_same(device: str, backend: str | None, layout: torch.memory_format, ieee: None) -> None:
     size = 16 if device == "cpu" else 32
     theirs = unet(device).to(memory_format=layout)
     ours = copy.deepcopy(theirs)
@@ -62,12 +62,7 @@ def test_monai_unet_learns_the_same(device: str, backend: str | None, layout: to
     torch.manual_seed(1)
     x = torch.randn(2, 1, size, size, size, device=device).to(memory_format=layout)
     target = (x[:, 0] > 0.3).long()
-    before = torch.backends.cudnn.conv.fp32_precision
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
-    try:
-        wanted, found = train(theirs, x, target), train(ours, x, target)
-    finally:
-        torch.backends.cudnn.conv.fp32_precision = before
+    wanted, found = train(theirs, x, target), train(ours, x, target)
     assert wanted[-1] < 0.95 * wanted[0]
     torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=1e-4, atol=0)
 

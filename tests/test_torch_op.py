@@ -26,12 +26,10 @@ X, W, B = (2, 4, 2, 3, 2), (4, 3, 3, 2, 3), (6,)
 Tensors = tuple[torch.Tensor, ...]
 
 
-@pytest.fixture(params=["host", "torch", pytest.param("cuda", marks=pytest.mark.gpu), pytest.param("auto", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu host", "cpu torch", *(pytest.param(f"cuda {name}", marks=pytest.mark.gpu) for name in ("cuda", "torch"))])
 def where(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Each backend in turn, as a device and a `backend`; "auto" is a GPU with no backend named."""
-    if request.param in ("cuda", "auto"):
-        return {"device": "cuda", "backend": None if request.param == "auto" else "cuda"}
-    return {"device": "cpu", "backend": request.param}
+    """Each device with each `backend` that it has."""
+    return dict(zip(("device", "backend"), request.param.split(), strict=True))
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64, device: str = "cpu", grad: bool = True) -> Tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -62,28 +63,36 @@ def torch_settings(
         what torch now says of the settings that change its speed and its rounding.
     """
     precision = "tf32" if dtype == "tf32" else "ieee"
-    wanted: dict[str, tuple[Any, str, Any]] = {}
+    wanted: dict[str, Any] = {}
     if torch.cuda.is_available():
-        cudnn_settings, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         wanted = {
-            "cudnn.conv.fp32_precision": (cudnn_settings.conv, "fp32_precision", precision),
-            "cuda.matmul.fp32_precision": (matmul, "fp32_precision", precision),
-            "cudnn.benchmark": (cudnn_settings, "benchmark", benchmark),
-            "cudnn.deterministic": (cudnn_settings, "deterministic", deterministic),
-            "cudnn.enabled": (cudnn_settings, "enabled", cudnn),
+            "cudnn.conv.fp32_precision": precision,
+            "cuda.matmul.fp32_precision": precision,
+            "cudnn.benchmark": benchmark,
+            "cudnn.deterministic": deterministic,
+            "cudnn.enabled": cudnn,
         }
-    before = {name: getattr(owner, attribute) for name, (owner, attribute, _) in wanted.items()}
+    before = {name: attrgetter(name)(torch.backends) for name in wanted}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for owner, attribute, value in wanted.values():
-            setattr(owner, attribute, value)
+        for name, value in wanted.items():
+            _set(torch, name, value)
         with torch.no_grad():
-            yield {name: getattr(owner, attribute) for name, (owner, attribute, _) in wanted.items()}
+            yield {name: attrgetter(name)(torch.backends) for name in wanted}
     finally:
-        for name, (owner, attribute, _) in wanted.items():
-            setattr(owner, attribute, before[name])
+        for name, value in before.items():
+            _set(torch, name, value)
         torch.set_num_threads(threads)
+
+
+def _set(torch: Any, name: str, value: Any) -> None:
+    """Set `torch.backends.<name>`, also in a process where torch refuses to: its own test helpers freeze cuDNN's flags."""
+    owner, _, attribute = name.rpartition(".")
+    if owner == "cudnn":
+        getattr(torch._C, f"_set_cudnn_{attribute}")(value)
+    else:
+        setattr(attrgetter(owner)(torch.backends), attribute, value)
 
 
 def torch_call(torch: Any, problem: Problem, pass_name: str, tensors: Mapping[str, Any]) -> Callable[[], Any]:
