@@ -23,6 +23,7 @@ DILATION_W = "dilation_w"
 PHASE_W = "phase_w"
 ROW_SLABS = "row_slabs"
 RESIDENT = "resident"
+FILLED = "filled"
 WHOLE_TILES = "whole_tiles"
 
 [constants]
@@ -97,7 +98,8 @@ resident = "1 if slabs == tile_slabs else 0"
 rows_at = "1024 + stages * stage_bytes + slabs * slab_bytes + raws * raw_bytes"
 columns = "groups * channel_tiles * m_tiles * chains"
 producers = "1 if cells_launch else PRODUCERS"
-uncovered = "gcd(stride_d, dilation_d) > 1 or classes_h < stride_h"
+# Where taps leave out whole rows or planes, all of the output is filled first: rows left out between others are no whole sectors.
+filled = "1 if gcd(stride_d, dilation_d) > 1 or classes_h < stride_h else 0"
 
 [restrictions]
 "slots <= 32 and 4 * parts * products * classes_w * thread_tiles * slot_tiles <= accumulators and products * slot_tiles <= 32" = "kernel_d and stride_w ask for more sums than a thread has registers"
@@ -121,8 +123,8 @@ grid = "input_d * groups * chunks * ceil_div(span, 256) if batch > 0 else 0"
 block = 256
 
 [[launch]]
-symbol = "convt3d_fill_uncovered"
-when = "uncovered"
+symbol = "convt3d_fill_output"
+when = "filled"
 grid = "batch * ceil_div(out_channels, 8) * output_d"
 block = 256
 
@@ -215,6 +217,9 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
 #ifndef RESIDENT
 #define RESIDENT 0
 #endif
+#ifndef FILLED
+#define FILLED 0
+#endif
 #ifndef WHOLE_TILES
 #define WHOLE_TILES 0
 #endif
@@ -304,11 +309,9 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   }
 }
 
-extern "C" __global__ void convt3d_fill_uncovered(const Problem problem, const scalar_t* __restrict__ bias,
-                                                  const View<scalar_t> output) {
-  const PlaneOfChannels plane = plane_of_channels(problem);
-  const int divisor = greatest_common_divisor(problem.stride[0], problem.dilation[0]);
-  fill_uncovered(problem, bias, output, plane, (plane.d + problem.padding[0]) % divisor != 0, false);
+extern "C" __global__ void convt3d_fill_output(const Problem problem, const scalar_t* __restrict__ bias,
+                                               const View<scalar_t> output) {
+  fill_uncovered(problem, bias, output, plane_of_channels(problem), true, false);
 }
 
 // ---- the product: who does what, and where the input lies ----
@@ -560,11 +563,11 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
     const int in_channels_per_group, const int out_channels_per_group, const int slots, const int step, const int merged_w,
     const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells, const int cells_launch,
-    const int row_taps, const int phase_w, const int row_slabs, const int resident, const int period_h, const int offset_step_h,
-    const int rows, const int pitch, const int m_first, const int m_tiles, const int positions, const int span,
-    const int offset_h, const int offset_w, const int chains, const int first_step, const int steps, const int columns,
-    const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages, const int slabs,
-    const int raws, const int tap_bytes, const int tile_slabs, const int slab_bytes, const int stage_bytes,
+    const int row_taps, const int phase_w, const int row_slabs, const int resident, const int filled, const int period_h,
+    const int offset_step_h, const int rows, const int pitch, const int m_first, const int m_tiles, const int positions,
+    const int span, const int offset_h, const int offset_w, const int chains, const int first_step, const int steps,
+    const int columns, const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages,
+    const int slabs, const int raws, const int tap_bytes, const int tile_slabs, const int slab_bytes, const int stage_bytes,
     const int raw_length, const int rows_at) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
@@ -975,6 +978,11 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
             const index_t offset = i * 8 * output.stride[1] + t * problem.dilation[0] * output.stride[2];
 #pragma unroll
             for (int r = 0; r < 2 * tiles; ++r) {
+              const auto inside = [&](int e) {
+                const bool has_taps = t < slot_count && (e + phase) % stride_w % (stride_w / stored_w) == 0;
+                return e < stride_w && (has_taps || !SPECIALIZED(FILLED, filled)) &&
+                       static_cast<unsigned>(w[r] + e) < static_cast<unsigned>(problem.output_size[2]);
+              };
               // The output `e` of a position: a sum, or the bias where no tap reaches.
               const auto value = [&](int channel, int e) {
                 const int residue = (e + phase) % stride_w;
@@ -992,9 +1000,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
               if (pairs_of_channels && aligned[r] && both) {
 #pragma unroll
                 for (int e = 0; e < stride_w; ++e) {
-                  if (static_cast<unsigned>(w[r] + e) < static_cast<unsigned>(problem.output_size[2])) {
-                    store_pair(y + e * output.stride[4], value(0, e), value(1, e));
-                  }
+                  if (inside(e)) store_pair(y + e * output.stride[4], value(0, e), value(1, e));
                 }
                 continue;
               }
@@ -1004,9 +1010,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 #pragma unroll
                 for (int e = 0; e < stride_w; e += 2) {
                   scalar_t* const z = y + channel * output.stride[1] + e * output.stride[4];
-                  const bool one = static_cast<unsigned>(w[r] + e) < static_cast<unsigned>(problem.output_size[2]);
-                  const bool two =
-                      e + 1 < stride_w && static_cast<unsigned>(w[r] + e + 1) < static_cast<unsigned>(problem.output_size[2]);
+                  const bool one = inside(e), two = inside(e + 1);
                   if (pairs_of_columns && aligned[r] && one && two) {
                     store_pair(z, value(channel, e), value(channel, e + 1));
                   } else {

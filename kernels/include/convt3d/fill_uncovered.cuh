@@ -1,8 +1,6 @@
 // Outputs that no tap reaches: they are the bias alone, and cost a store.
 #pragma once
 
-#include "convt3d/divisor.cuh"
-
 // A warp fills `count` neighbours, 16 bytes a lane between the first and the last whole ones.
 __device__ inline void fill_run(scalar_t* run, index_t count, scalar_t value, int lane) {
   constexpr int LENGTH = 16 / sizeof(scalar_t);
@@ -17,30 +15,6 @@ __device__ inline void fill_run(scalar_t* run, index_t count, scalar_t value, in
 #pragma unroll 4
   for (index_t i = lane; i < pieces; i += 32) reinterpret_cast<Piece*>(run + head)[i] = piece;
   if (tail < count) run[tail] = value;
-}
-
-// Of up to 32 rows side by side, `count` elements in all, a warp fills those that have their bit in `rows`.
-__device__ inline void fill_rows(scalar_t* run, int count, const Divisor& width, unsigned rows, scalar_t value, int lane) {
-  constexpr int LENGTH = 16 / sizeof(scalar_t);
-  struct alignas(16) Piece {
-    scalar_t element[LENGTH];
-  };
-  const int before = static_cast<int>(0 - reinterpret_cast<unsigned long long>(run) / sizeof(scalar_t)) & (LENGTH - 1);
-  Piece piece;
-  for (int i = 0; i < LENGTH; ++i) piece.element[i] = value;
-#pragma unroll 4
-  for (int first = before - LENGTH + lane * LENGTH; first < count; first += 32 * LENGTH) {
-    const int begin = first > 0 ? first : 0, end = first + LENGTH < count ? first + LENGTH : count;
-    if (begin >= end) continue;
-    const unsigned touched = (2u << width.quotient(end - 1)) - (1u << width.quotient(begin));
-    if ((rows & touched) == touched && end - begin == LENGTH) {
-      *reinterpret_cast<Piece*>(run + first) = piece;
-    } else if ((rows & touched) != 0) {
-      for (int i = begin; i < end; ++i) {
-        if (rows >> width.quotient(i) & 1) run[i] = value;
-      }
-    }
-  }
 }
 
 // What a block of 256 threads fills: one plane of 8 channels. blockIdx.x = (n * ceil_div(out_channels, 8) + channel tile) * output_d + d
@@ -66,9 +40,7 @@ __device__ inline void fill_uncovered(const Problem& problem, const scalar_t* bi
   const int first_w = channels_last ? lane / 8 : lane, step_w = channels_last ? 4 : 32;
   const scalar_t value = bias == nullptr || !live ? to_scalar(accum_t(0)) : bias[channel];
   scalar_t* plane = output.at(place.n, live ? channel : 0, place.d, 0, 0);
-  const bool side_by_side = !channels_last && output.stride[4] == 1 && output.stride[3] == width && width < 1 << 25;
-  const Divisor by_width = divisor_of(width);
-  if (whole_plane && side_by_side) {
+  if (whole_plane && !channels_last && output.stride[4] == 1 && output.stride[3] == width) {
     if (live) fill_run(plane, static_cast<index_t>(height) * width, value, lane);
     return;
   }
@@ -76,9 +48,7 @@ __device__ inline void fill_uncovered(const Problem& problem, const scalar_t* bi
     const bool inside = h + lane < height, covered = !whole_plane && inside && has_tap(problem, 1, h + lane);
     const unsigned rows = __ballot_sync(~0u, inside && !covered), others = __ballot_sync(~0u, covered);
     if (!live) continue;
-    if (side_by_side)
-      fill_rows(plane + static_cast<index_t>(h) * width, min(32, height - h) * width, by_width, rows, value, lane);
-    for (unsigned left = side_by_side ? 0 : rows; left != 0; left &= left - 1) {
+    for (unsigned left = rows; left != 0; left &= left - 1) {
       scalar_t* row = plane + (h + __ffs(static_cast<int>(left)) - 1) * output.stride[3];
       if (!channels_last && output.stride[4] == 1) {
         fill_run(row, width, value, lane);
