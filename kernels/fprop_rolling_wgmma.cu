@@ -83,9 +83,11 @@ offset_step_h = "dilation_h // gcd(stride_h, dilation_h)"
 
 tap_bytes = "128 * chunk_cells * products * slot_tiles * parts"
 stage_bytes = "16 * chunk_cells * positions * parts"
-raw_length = "positions + 4 * (16 // itemsize)"
+# Rows of 16-bit copies are an odd number of 16 bytes: ldmatrix reads eight of them at once.
+raw_length = "positions + 4 * (16 // itemsize) + (8 if itemsize == 2 and positions % 16 == 0 else 0)"
+raw_places = "raw_length + 32 if raws else 0"
 raw_bytes = "16 * chunk_cells * raw_length"
-shared_limit = "231424 - 4 * positions - 2048 * CONSUMERS"
+shared_limit = "231424 - 4 * (raw_length + 32) - 2048 * CONSUMERS"
 stages = "4 if cells_launch and 4 * stage_bytes + 4 * tap_bytes <= shared_limit else 2"
 raws = "2 if not cells_launch and rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * tap_bytes <= shared_limit else 0"
 slab_memory = "shared_limit - stages * stage_bytes - raws * raw_bytes"
@@ -132,7 +134,7 @@ block = 256
 symbol = "convt3d_fprop_rolling_wgmma"
 grid = "min(multiprocessors, columns * steps * kernel_h) if batch > 0 else 0"
 block = "(CONSUMERS + producers) * 128"
-shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
+shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * raw_places"
 */
 // The transposed convolution as matrix products of Hopper's warpgroups, rolling along the depth.
 //
@@ -154,6 +156,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * positions"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/fill_uncovered.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
 #include "convt3d/wgmma.cuh"
@@ -436,6 +439,20 @@ struct PlaneRange {
   __device__ static int whole_cells(int elements) { return ceil_div(elements, VECTOR) * VECTOR; }
 };
 
+// What a position is: zeros between rows and volumes are not `inside`.
+struct Position {
+  int n, h, w;
+  bool inside;
+
+  __device__ Position(const Problem& problem, int position, int rows, int pitch) {
+    const int row = position / pitch;
+    w = position % pitch;
+    n = row / rows;
+    h = row % rows;
+    inside = position >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
+  }
+};
+
 // A ring of shared-memory buffers: addresses of its `full` and `empty` mbarriers, and how often it has gone round.
 struct Ring {
   unsigned barriers;
@@ -509,25 +526,21 @@ __device__ __forceinline__ void fill_cells(Cell* cells, int count, Next next, co
   }
 }
 
-// The same for two neighbouring positions of a 16-bit copy: each word holds a channel of both.
-__device__ __forceinline__ void fill_cell_pairs(Cell* cells, int count, int next, const scalar_t* source, int channel_step,
-                                                int live) {
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    unsigned words[8];
+// 32 elements of 16 bits of all channels of a chunk, from a copy to their cells: `transposed` reads eight channels of each, of which a
+// lane gets two of four elements. Where `places` is negative no cell takes an element.
+__device__ __forceinline__ void fill_cells_transposed(Cell* cells, int count, int next, const scalar_t* source,
+                                                      int channel_step, const int (&places)[4], int live, int lane) {
+  unsigned* const words = reinterpret_cast<unsigned*>(cells) + lane % 4;
+#pragma unroll 2
+  for (int cell = 0; cell < count; ++cell) {
+    unsigned pairs[4];
+    ldmatrix_x4_transposed(pairs, shared_address(source + (cell * 8 + lane % 8) * channel_step));
+    const int left = live - cell * 8 - lane % 4 * 2;  // channels from this lane's first on
+    const unsigned mask = left > 1 ? ~0u : left == 1 ? 0xffffu : 0u;
 #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      const int c = i * 8 + v;
-      words[v] = c < live ? *reinterpret_cast<const unsigned*>(source + c * channel_step) : 0u;
+    for (int m = 0; m < 4; ++m) {
+      if (places[m] >= 0) words[(cell * next + places[m]) * 4] = pairs[m] & mask;
     }
-    Cell first, second;
-#pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      first.words[v] = (words[2 * v] & 0xffffu) | words[2 * v + 1] << 16;
-      second.words[v] = words[2 * v] >> 16 | (words[2 * v + 1] & 0xffff0000u);
-    }
-    cells[i * next] = first;
-    cells[i * next + 1] = second;
   }
 }
 
@@ -626,21 +639,30 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
       const auto load = [&](auto tag) {
         constexpr Source kind = decltype(tag)::kind;
-        constexpr int RUN = kind == RAW_COPY && sizeof(scalar_t) == 2 ? 2 : 1;  // neighbours that a thread turns at once
+        constexpr bool transposes = kind == RAW_COPY && sizeof(scalar_t) == 2;
+        const int warp = loader / 32, warps = loaders / 32;
         while (walk.next(segment)) {
           const Place place = walk.place(segment.column);
           const int origin = m_first + place.m_tile * tile_rows - (offset_h * pitch + offset_w);
-          if (kind == RAW_COPY) {  // where this thread finds its positions in the copy, the same for all planes and chunks
-            const PlaneRange range(problem, origin, positions, rows, pitch);
-            for (int i = RUN * loader - (origin & (RUN - 1)); i < positions; i += RUN * loaders) {
-              for (int position = max(i, 0); position < min(i + RUN, positions); ++position) {
-                const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
-                const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
-                const int element = h * problem.input_size[2] + w;
-                raw_index[position] = !inside ? -1 : n == range.n ? element - range.first : range.count + element;
-              }
+          const PlaneRange range(problem, origin, positions, rows, pitch);
+          // Where a position lies in the copy, or an element of the copy among the positions: the same for all planes and chunks.
+          if (transposes) {
+            for (int element = loader; element - lane < range.count + range.next; element += loaders) {
+              const int next = element - range.count, in_plane = next < 0 ? range.first + element : next;
+              const int h = in_plane / problem.input_size[2], w = in_plane % problem.input_size[2];
+              const int position = ((range.n + (next < 0 ? 0 : 1)) * rows + h) * pitch + w - origin;
+              const bool inside = next < range.next && h < problem.input_size[1] && position >= 0 && position < positions;
+              raw_index[element] = inside ? position : -1;
+            }
+            __syncwarp();
+          } else if (kind == RAW_COPY) {
+            for (int position = loader; position < positions; position += loaders) {
+              const Position at(problem, origin + position, rows, pitch);
+              const int element = at.h * problem.input_size[2] + at.w;
+              raw_index[position] = !at.inside ? -1 : at.n == range.n ? element - range.first : range.count + element;
             }
           }
+          int unfilled = stages;  // stages whose cells without an element are not zero yet
           for (int s = segment.first; s < segment.end; ++s) {
             const int plane = segment.chain + (first_step + s) * chains;
             if (plane < 0 || plane >= problem.input_size[0]) continue;
@@ -650,25 +672,27 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
               mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
               Cell* cells = reinterpret_cast<Cell*>(stage_memory + stage.slot * stage_bytes);
               const scalar_t* copy = raw_memory + raw.slot * chunk_size * raw_length;
-              for (int position = RUN * loader - (origin & (RUN - 1)); position < positions; position += RUN * loaders) {
+              for (int first = warp * 32; transposes && first < range.count + range.next; first += warps * 32) {
+                int places[4];
+#pragma unroll
+                for (int m = 0; m < 4; ++m) places[m] = raw_index[first + m * 8 + lane / 4];
+                fill_cells_transposed(cells, cell_count, positions, copy + min(first + lane / 8 * 8, raw_length - 8),
+                                      raw_length, places, live, lane);
+              }
+              for (int position = loader; transposes && unfilled > 0 && position < positions; position += loaders) {
+                if (Position(problem, origin + position, rows, pitch).inside) continue;
+                for (int cell = 0; cell < cell_count; ++cell) cells[cell * positions + position] = {};
+              }
+              --unfilled;
+              for (int position = loader; !transposes && position < positions; position += loaders) {
                 if (kind == RAW_COPY) {
-                  const int first = position < 0 ? -1 : raw_index[position];
-                  const int second = RUN == 2 && position + 1 < positions ? raw_index[position + 1] : -1;
-                  if (RUN == 2 && first >= 0 && first % 2 == 0 && second == first + 1) {  // begins on a word of the copy
-                    fill_cell_pairs(cells + position, cell_count, positions, copy + first, raw_length, live);
-                    continue;
-                  }
-#pragma unroll 1
-                  for (int i = position < 0 ? 1 : 0; i < RUN && position + i < positions; ++i) {
-                    const int index = i == 0 ? first : second;
-                    fill_cells<kind>(cells + position + i, cell_count, positions, copy + index, raw_length, index >= 0, live);
-                  }
+                  const int index = raw_index[position];
+                  fill_cells<kind>(cells + position, cell_count, positions, copy + index, raw_length, index >= 0, live);
                 } else {
-                  const int f = origin + position, row = f / pitch, w = f % pitch, n = row / rows, h = row % rows;
-                  const bool inside = f >= 0 && n < problem.batch && h < problem.input_size[1] && w < problem.input_size[2];
+                  const Position at(problem, origin + position, rows, pitch);
                   fill_cells<kind>(cells + position, cell_count, positions,
-                                   input.at(n, place.group * in_channels + chunk * chunk_size, plane, h, w), input.stride[1],
-                                   inside, live);
+                                   input.at(at.n, place.group * in_channels + chunk * chunk_size, plane, at.h, at.w),
+                                   input.stride[1], at.inside, live);
                 }
               }
               fence_async();
