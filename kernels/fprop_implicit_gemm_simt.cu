@@ -20,7 +20,7 @@ spread_h = "dilation_h // gcd(stride_h, dilation_h)"
 spread_w = "dilation_w // gcd(stride_w, dilation_w)"
 classes = "min(kernel_d, step_d) * spread_d * min(kernel_h, step_h) * spread_h * min(kernel_w, step_w) * spread_w"
 dead_rows = "kernel_d < stride_d or kernel_h < stride_h or step_d * step_h < stride_d * stride_h"
-dead_columns = "0 if pairs or kernel_w >= stride_w and step_w == stride_w else 1"
+dead_columns = "not pairs and (kernel_w < stride_w or step_w < stride_w)"
 taps_d = "ceil_div(kernel_d, step_d)"
 taps_h = "ceil_div(kernel_h, step_h)"
 taps_w = "ceil_div(kernel_w, step_w)"
@@ -65,7 +65,7 @@ grid = "ceil_div(in_channels * taps * thread_tiles * thread_channels, 256)"
 block = 256
 packs = "packed_weight"
 [[launch]]
-symbol = "convt3d_fprop_implicit_gemm_simt_untouched"
+symbol = "convt3d_fprop_implicit_gemm_simt_fill"
 when = "dead_rows or dead_columns"
 grid = "batch * ceil_div(out_channels, 8) * output_d"
 block = 256
@@ -95,7 +95,7 @@ shared_bytes = "block_bytes"
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
-#include "convt3d/fill_uncovered.cuh"
+#include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/row_tile.cuh"
 #include "convt3d/specialized.cuh"
@@ -187,10 +187,9 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_fprop_implicit_gemm_simt_untouched(const Problem problem, const scalar_t* __restrict__ bias,
-                                               const View<scalar_t> output, const int dead_columns) {
-  const PlaneOfChannels plane = plane_of_channels(problem);
-  fill_uncovered(problem, bias, output, plane, !has_tap(problem, 0, plane.d), dead_columns != 0);
+    convt3d_fprop_implicit_gemm_simt_fill(const Problem problem, const scalar_t* __restrict__ bias,
+                                          const View<scalar_t> output) {
+  fill_output(problem, bias, output);
 }
 
 // The rows of taps a stage holds, and steps in elements through its inputs (from row to row, then on to the next kd, then on to the

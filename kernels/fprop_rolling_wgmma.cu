@@ -100,7 +100,7 @@ resident = "1 if slabs == tile_slabs else 0"
 rows_at = "1024 + stages * stage_bytes + slabs * slab_bytes + raws * raw_bytes"
 columns = "groups * channel_tiles * m_tiles * chains"
 producers = "1 if cells_launch else PRODUCERS"
-# Where taps leave out whole rows or planes, all of the output is filled first: rows left out between others are no whole sectors.
+# Where taps leave out whole rows or planes, all of the output is filled first.
 filled = "1 if gcd(stride_d, dilation_d) > 1 or classes_h < stride_h else 0"
 
 [restrictions]
@@ -154,7 +154,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * raw_places"
 // memory they are copied once.
 #include "convt3d.cuh"
 #include "convt3d/dense_axis.cuh"
-#include "convt3d/fill_uncovered.cuh"
+#include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
@@ -314,7 +314,7 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
 
 extern "C" __global__ void convt3d_fill_output(const Problem problem, const scalar_t* __restrict__ bias,
                                                const View<scalar_t> output) {
-  fill_uncovered(problem, bias, output, plane_of_channels(problem), true, false);
+  fill_output(problem, bias, output);
 }
 
 // ---- the product: who does what, and where the input lies ----
