@@ -51,6 +51,19 @@ _LONG = ("n1_c1to2_i1x140x2_k1_s1x2x2", "n1_c2to1_i2x2x140_k1_s2x1x2", "n1_c2to3
 _APART = ("n2_c16to8_i2x8x8_k1x2x1", "n1_c17to8_i2x8x1_k1x2x1")
 # channels_last are none, input and output, input and weight, weight and output; all are padded.
 _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
+# What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
+_MODES = {
+    "n1_c5to5_i1x2x1_k1x3x1_s1x2x1_g5": (0,),  # a block leaves a group of whose weights it used some
+    "n1_c2to4_i2x2x1_k1x60x2_p0x30x0_g2": (0,),  # more rows of taps than are kept
+    "n1_c2to2_i2x2x3_k1x7x9_s1x2x4_p0x2x3_g2": (0,),  # more taps than are kept, in rows that are too long to be one piece
+    "n2_c2to3_i2x1x3_k1x1x5_s1x1x4_p0x0x3": (0, 1),  # a padding that is no multiple of the stride, here and below
+    "n2_c3to2_i2x1x3_k2x1x4_s2x1x2_p1x0x1": (0, 1),
+    "n2_c51to3_i1x17x24_k1x3x3_p0x1x1": (0,),  # planes larger than a tile, two volumes in one, a last chunk with an odd channel
+    "n3_c9to2_i2x16x22_k1x2x3_s1x1x2_p0x0x1": (0, 1),  # all positions of a tile are read
+    "n1_c1to1_i1x1x257_k1x1x3_s1x1x2_p0x0x1": (0,),  # one position more than a tile
+    "n1_c1to1_i1x2x2_k1x1x2_s1x1x2_p0x0x1_op0x0x2_d1x1x3": (0,),  # outputs further out than any input reaches
+    "n2_c2to9_i2x3x5_k1_s2x2x1_bias": (0, 20, APART + 8, APART + 9),  # rows and planes without taps, in every layout
+}
 # A kernel that declares no tile for a quantity may have one all the same, of a power of two; a thread may have several voxels.
 _UNKNOWN_TILES = {
     "output_voxels": (5, 9, 17, 33, 65, 129, 511, 513),
@@ -123,6 +136,7 @@ def layouts(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
     """Return larger problems that the kernel can do, of vectors and of several features, each with seeds for several layouts."""
     forced = is_forced(kernel)
     chosen: list[tuple[tuple[str, ...], tuple[int, ...]]] = [(_VECTORS, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS)]
+    chosen += [] if forced else [((name,), seeds) for name, seeds in _MODES.items()]
     if "TILE" not in kernel.changed_tunables:
         chosen.append((_COMBINED, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS))
     if not forced:
