@@ -19,7 +19,7 @@ from .tensors import draw_tensors
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = ("contiguous", "channels_last", "padded")
 # Seeds from here on: a gap along one axis, 0 to 4, of channels_last, then of contiguous tensors. With eight of an axis only that axis
-# is not aligned.
+# is not aligned. The gap is of 7 elements, from the tenth seed on of one, and from the twentieth on a tensor begins an element late too.
 APART = 2**16 + 1
 _GUARD = 2048  # elements on either side; a multiple of every vector load's alignment
 # Bit patterns by element type. UNWRITTEN fills the output, STRAY the guards and gaps, OUTSIDE all that must not be read:
@@ -121,9 +121,10 @@ class _Example:
         layout = "contiguous"
         if generator is not None and len(shape) == 5 and self.kernel.takes_strides(name):
             layout = LAYOUTS[int(generator.integers(len(LAYOUTS)))] if self.seed < APART else "apart"
-        strides, span = _strides(shape, layout, generator, max(0, self.seed - APART))
-        unsigned = np.dtype(f"u{DTYPES[self.dtype].itemsize}")
-        return _Placed(np.full(span + 2 * self.guard, fill, unsigned), self.guard, shape, strides)
+        apart = max(0, self.seed - APART)
+        strides, span = _strides(shape, layout, generator, apart)
+        unsigned, late = np.dtype(f"u{DTYPES[self.dtype].itemsize}"), int(layout == "apart" and apart >= 20)
+        return _Placed(np.full(span + late + 2 * self.guard, fill, unsigned), self.guard + late, shape, strides)
 
 
 def _strides(
@@ -134,7 +135,7 @@ def _strides(
     if layout == "channels_last" or (layout == "apart" and apart % 10 < 5):
         order = [0, 2, 3, 4, 1]
     if layout == "apart":
-        gaps[apart % 5] = 1 if order[-1] == apart % 5 else 7
+        gaps[apart % 5] = 7 if apart < 10 and order[-1] != apart % 5 else 1
     elif layout == "padded" and generator is not None:
         order = [int(a) for a in generator.permutation(len(shape))]
         gaps = [int(g) for g in generator.integers(0, 3, len(shape))]
