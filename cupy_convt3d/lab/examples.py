@@ -68,7 +68,9 @@ _DECEPTIVE = {
     "n1_c2to3_i2x3x2_k2_s2": (APART + 57, APART + 58, APART + 59),
     "n1_c2to2_i1x3x5_k1x1x2_s1x1x2": (APART + 8, APART + 48),
     "n1_c2to2_i1x3x10_k1x1x2_s1x1x2": (0,),
-    "n1_c2to4_i1x1x2_k1x1x4_s1x1x4": (APART + 5, APART + 15, APART + 16),
+    "n1_c2to4_i1x1x2_k1x1x4_s1x1x4": (APART + 15, APART + 16),
+    "n1_c2to2_i1x1x2_k1x1x4_s1x1x4": (APART + 5,),
+    "n1_c2to2_i2x2x2_k2x1x2_s2x1x2": (APART + 57,),
 }
 # Enough tiles for a block to have two, of one chunk of channels and of several.
 _MANY_TILES = ("n1_c256to16_i1x1x260_k1x1x2_s1x1x2_g16", "n1_c528to16_i1x1x260_k1x1x2_s1x1x2_g16")
