@@ -59,7 +59,7 @@ _MANY_ROWS = ("n1_c1to2_i8x2x29_k1x3x3_p0x1x1",)
 _APART = ("n2_c16to8_i2x8x8_k1x2x1", "n1_c17to8_i2x8x1_k1x2x1")
 # Strides that look like those of another layout or of aligned vectors, or tensors that begin where no vector does, each with its seeds.
 _DECEPTIVE = {
-    "n1_c16to8_i8x1x2_k2x1x1": (APART + 2, APART + 7),
+    "n1_c16to8_i8x1x2_k2x1x1": (APART + 2, APART + 7, APART + 44),
     "n1_c1to2_i2x6x7_k1x2x1": (APART + 7,),
     "n1_c1to2_i3x4x1_k1x2x1": (APART + 17, APART + 58),
     "n1_c4to8_i1x1x9_k1": (APART + 14,),
@@ -71,6 +71,8 @@ _DECEPTIVE = {
     "n1_c2to4_i1x1x2_k1x1x4_s1x1x4": (APART + 15, APART + 16),
     "n1_c2to2_i1x1x2_k1x1x4_s1x1x4": (APART + 5,),
     "n1_c2to2_i2x2x2_k2x1x2_s2x1x2": (APART + 57,),
+    "n1_c2to5_i1x1x2_k1": (APART + 5,),
+    "n1_c2to3_i1x1x2_k1": (APART + 15,),
 }
 # Enough tiles for a block to have two, of one chunk of channels and of several.
 _MANY_TILES = ("n1_c256to16_i1x1x260_k1x1x2_s1x1x2_g16", "n1_c528to16_i1x1x260_k1x1x2_s1x1x2_g16")

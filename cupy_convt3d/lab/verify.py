@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ LAYOUTS = ("contiguous", "channels_last", "padded")
 # Seeds from here on: one axis, 0 to 4, of channels_last, then of contiguous tensors, lies otherwise; see `_apart`. With eight of an
 # axis only that axis is not aligned.
 APART = 2**16 + 1
-_GAPS, _LATE = (7, 1, 1, 0, 6, 0), (2, 3)
+_GAPS, _LATE = (7, 1, 1, 0, 14, 0), (2, 3)
 _GUARD = 2048  # elements on either side; a multiple of every vector load's alignment
 # Bit patterns by element type. UNWRITTEN fills the output, STRAY the guards and gaps, OUTSIDE all that must not be read:
 # quiet NaNs with payloads of their own, since arithmetic hands the payload of an operand on.
@@ -141,7 +141,7 @@ def _strides(shape: tuple[int, ...], layout: str, generator: np.random.Generator
 
 def _apart(shape: tuple[int, ...], number: int) -> tuple[tuple[int, ...], int]:
     """Return the same for the layouts of `APART`: ten each of a gap of 7 elements, of 1, of 1 and a tensor that begins an element late,
-    of no gap and late, of a gap of 6, and of an axis that is taken out from between the others, which stay as far apart as they were.
+    of no gap and late, of a gap of 14, and of an axis that is taken out from between the others, which stay as far apart as they were.
     """
     kind, axis = number // 10, number % 5
     order = [0, 2, 3, 4, 1] if number % 10 < 5 else [0, 1, 2, 3, 4]
@@ -150,7 +150,8 @@ def _apart(shape: tuple[int, ...], number: int) -> tuple[tuple[int, ...], int]:
     strides, span = _steps(shape, order, gaps)
     if kind < len(_GAPS) - 1:
         return strides, span
-    return tuple(span if a == axis else step for a, step in enumerate(strides)), span * max(1, shape[axis])
+    pulled = tuple(span if a == axis else step for a, step in enumerate(strides))
+    return pulled, _span(shape, pulled)
 
 
 def _steps(shape: tuple[int, ...], order: list[int], gaps: list[int]) -> tuple[tuple[int, ...], int]:
@@ -159,7 +160,11 @@ def _steps(shape: tuple[int, ...], order: list[int], gaps: list[int]) -> tuple[t
         step += gaps[axis]
         strides[axis] = step
         step *= max(1, shape[axis])
-    return tuple(strides), step if 0 not in shape else 0
+    return tuple(strides), _span(shape, strides)
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def verify(backend: Backend, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
