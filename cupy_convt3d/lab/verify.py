@@ -122,8 +122,9 @@ class _Example:
         layout = "contiguous"
         if generator is not None and len(shape) == 5 and self.kernel.takes_strides(name):
             layout = LAYOUTS[int(generator.integers(len(LAYOUTS)))] if self.seed < APART else "apart"
-        strides, span = _strides(shape, layout, generator) if layout != "apart" else _apart(shape, self.seed - APART)
-        late = int(layout == "apart" and (self.seed - APART) // 10 in _LATE)
+        number = (self.seed - APART) % (10 * len(_GAPS))
+        strides, span = _strides(shape, layout, generator) if layout != "apart" else _apart(shape, number)
+        late = int(layout == "apart" and number // 10 in _LATE)
         unsigned = np.dtype(f"u{DTYPES[self.dtype].itemsize}")
         return _Placed(np.full(span + late + 2 * self.guard, fill, unsigned), self.guard + late, shape, strides)
 
