@@ -569,6 +569,27 @@ extern "C" __global__ void convt3d_lay_out_cells(const Problem problem, const Vi
   }
 }
 
+// What is stored at once: outputs side by side in memory that begin on twice their size.
+enum Pairs { NO_PAIRS, OF_COLUMNS, OF_CHANNELS };
+
+template <Pairs pairs>
+struct PairsTag {
+  static constexpr Pairs kind = pairs;
+};
+
+// `first_w`: where a position's outputs begin, up to multiples of two.
+__device__ inline Pairs pairs_of(const Problem& problem, const View<scalar_t>& output, int first_w, bool has_gaps) {
+  const bool even = reinterpret_cast<index_t>(output.data) % (2 * sizeof(scalar_t)) == 0 &&
+                    (output.stride[0] | output.stride[2] | output.stride[3]) % 2 == 0;
+  if (even && output.stride[1] == 1 && output.stride[4] % 2 == 0 && problem.out_channels / problem.groups % 2 == 0) {
+    return OF_CHANNELS;
+  }
+  return even && output.stride[1] % 2 == 0 && output.stride[4] == 1 && problem.stride[2] % 2 == 0 &&
+                 problem.output_size[2] % 2 == 0 && first_w % 2 == 0 && !has_gaps
+             ? OF_COLUMNS
+             : NO_PAIRS;
+}
+
 // ---- the product of a block ----
 
 extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1) convt3d_fprop_rolling_wgmma(
@@ -810,6 +831,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 #endif
   const int stored_w = class_count * merged;  // residues of w that have taps
   const int sum_count = class_count * tiles * columns8 * 4;
+  const bool has_gaps = SPECIALIZED(FILLED, filled) && (stored_w < problem.stride[2] || flush > slot_count);
+  const Pairs pairs = pairs_of(problem, output, phase_w - problem.padding[2], has_gaps);
   const unsigned slab_k_step = static_cast<unsigned>(columns8) * 128, stage_k_step = static_cast<unsigned>(positions) * 16;
   // Descriptors count in 16 bytes.
   const unsigned slab_k = slab_k_step >> 4, stage_k = stage_k_step >> 4;
@@ -969,9 +992,6 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         // Worked out here and not before the loop, where they would take registers from the sums.
         const int thread = static_cast<int>(computed_anew(threadIdx.x)), stored_tile = walk.tile(computed_anew(segment.column));
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
-        const bool even_planes = (output.stride[0] | output.stride[2]) % 2 == 0;
-        const bool pairs_of_columns = stride_w % 2 == 0 && even_planes && output.stride[1] % 2 == 0 && output.stride[4] == 1;
-        const bool pairs_of_channels = even_planes && output.stride[1] == 1 && output.stride[4] % 2 == 0;
         const RowPlace* const own_rows = row_places + thread / 32 * 32;
         const int first = thread % 4 * 2;  // of this thread's channels in the tile
         const int tile_channels = WHOLE_TILES ? channels8 * 8 : out_channels - stored_tile % channel_tiles * channels8 * 8;
@@ -981,70 +1001,61 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         // The rows of this thread, side by side so that many stores are on their way.
         scalar_t* target[2 * M_TILES];
         int w[2 * M_TILES];
-        bool aligned[2 * M_TILES];  // its pairs, along w or along the channels
 #pragma unroll
         for (int r = 0; r < 2 * tiles; ++r) {
           const RowPlace row = own_rows[r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
           w[r] = row.w;
           target[r] = output.data + (row.offset + first_plane * output.stride[2] + first * output.stride[1]);
-          aligned[r] = reinterpret_cast<index_t>(target[r]) % (2 * sizeof(scalar_t)) == 0;
         }
+        const auto store = [&](auto tag) {
+          constexpr Pairs kind = decltype(tag)::kind;
 #pragma unroll
-        for (int t = 0; t < flush; ++t) {
-          const int d = first_plane + t * problem.dilation[0];
-          const bool live = d >= 0 && d < problem.output_size[0];
+          for (int t = 0; t < flush; ++t) {
+            const int d = first_plane + t * problem.dilation[0];
+            const bool live = d >= 0 && d < problem.output_size[0];
 #pragma unroll
-          for (int i = 0; i < channels8; ++i) {
-            if (!live || (!WHOLE_TILES && first + i * 8 >= tile_channels)) break;
-            const bool both = WHOLE_TILES || first + i * 8 + 1 < tile_channels;
-            const accum_t start[2] = {bias == nullptr ? 0.0f : to_accum(tile_bias[i * 8]),
-                                      bias == nullptr || !both ? 0.0f : to_accum(tile_bias[i * 8 + 1])};
-            const index_t offset = i * 8 * output.stride[1] + t * problem.dilation[0] * output.stride[2];
+            for (int i = 0; i < channels8 * 2; i += kind == OF_CHANNELS ? 2 : 1) {
+              const int channel = i / 2 * 8 + i % 2;  // from the thread's first
+              const index_t offset = channel * output.stride[1] + t * problem.dilation[0] * output.stride[2];
+              if (!live || (!WHOLE_TILES && first + channel >= tile_channels)) continue;
 #pragma unroll
-            for (int r = 0; r < 2 * tiles; ++r) {
-              const auto inside = [&](int e) {
-                const bool has_taps = t < slot_count && (e + phase) % stride_w % (stride_w / stored_w) == 0;
-                return e < stride_w && (has_taps || !SPECIALIZED(FILLED, filled)) &&
-                       static_cast<unsigned>(w[r] + e) < static_cast<unsigned>(problem.output_size[2]);
-              };
-              // The output `e` of a position: a sum, or the bias where no tap reaches.
-              const auto value = [&](int channel, int e) {
-                const int residue = (e + phase) % stride_w;
-                accum_t sum = start[channel];
+              for (int r = 0; r < 2 * tiles; ++r) {
+                // The output `e` of a position in one of two channels: a sum, or the bias where no tap reaches.
+                const auto value = [&](int next, int e) {
+                  accum_t sum = bias == nullptr ? 0.0f : to_accum(tile_bias[channel + next]);
 #pragma unroll
-                for (int jw = 0; jw < stored_w; ++jw) {
-                  if (t < slot_count && jw * dilation_w % stride_w == residue) {
-                    const int product = jw / merged * tiles + r / 2, column8 = t * slot8 + jw % merged * channels8 + i;
-                    sum += sums[(product * columns8 + column8) * 4 + r % 2 * 2 + channel];
+                  for (int jw = 0; jw < stored_w; ++jw) {
+                    if (t < slot_count && jw * dilation_w % stride_w == (e + phase) % stride_w) {
+                      const int product = jw / merged * tiles + r / 2, column8 = t * slot8 + jw % merged * channels8 + i / 2;
+                      sum += sums[(product * columns8 + column8) * 4 + r % 2 * 2 + i % 2 + next];
+                    }
                   }
-                }
-                return to_scalar(sum);
-              };
-              scalar_t* const y = target[r] + offset;
-              if (pairs_of_channels && aligned[r] && both) {
+                  return to_scalar(sum);
+                };
 #pragma unroll
-                for (int e = 0; e < stride_w; ++e) {
-                  if (inside(e)) store_pair(y + e * output.stride[4], value(0, e), value(1, e));
-                }
-                continue;
-              }
-#pragma unroll
-              for (int channel = 0; channel < 2; ++channel) {
-                if (channel == 1 && !both) break;
-#pragma unroll
-                for (int e = 0; e < stride_w; e += 2) {
-                  scalar_t* const z = y + channel * output.stride[1] + e * output.stride[4];
-                  const bool one = inside(e), two = inside(e + 1);
-                  if (pairs_of_columns && aligned[r] && one && two) {
-                    store_pair(z, value(channel, e), value(channel, e + 1));
+                for (int e = 0; e < stride_w; e += kind == OF_COLUMNS ? 2 : 1) {
+                  const bool has_taps = t < slot_count && (e + phase) % stride_w % (stride_w / stored_w) == 0;
+                  if (kind != OF_COLUMNS && SPECIALIZED(FILLED, filled) && !has_taps) continue;
+                  if (static_cast<unsigned>(w[r] + e) >= static_cast<unsigned>(problem.output_size[2])) continue;
+                  scalar_t* const y = target[r] + (offset + e * output.stride[4]);
+                  if (kind == OF_CHANNELS) {
+                    store_pair(y, value(0, e), value(1, e));
+                  } else if (kind == OF_COLUMNS) {
+                    store_pair(y, value(0, e), value(0, e + 1));
                   } else {
-                    if (one) z[0] = value(channel, e);
-                    if (two) z[output.stride[4]] = value(channel, e + 1);
+                    *y = value(0, e);
                   }
                 }
               }
             }
           }
+        };
+        if (stride_w % 2 == 0 && pairs == OF_COLUMNS) {
+          store(PairsTag<OF_COLUMNS>{});
+        } else if (pairs == OF_CHANNELS) {
+          store(PairsTag<OF_CHANNELS>{});
+        } else {
+          store(PairsTag<NO_PAIRS>{});
         }
       }
 #pragma unroll

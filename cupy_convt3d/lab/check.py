@@ -24,7 +24,7 @@ from ..source import Instance
 from . import strategies
 from .check_report import CheckReport, Counterexample
 from .examples import Example, combinations, configurations, fitting, is_forced, layouts, reproduce, tails, tiles, variants
-from .far import FAR, far_problems
+from .far import APART_LAYOUTS, FAR, apart_problem, far_problems
 from .shrink import shrink_example
 from .tensors import KINDS
 from .verify import Outcome
@@ -269,7 +269,7 @@ class _Search:
                         self.run(problem, dtype, kind, seed)
 
     def run_far(self) -> None:
-        """Run tensors past 2^31 elements, in the smallest of the dtypes."""
+        """Run tensors past 2^31 elements, and with strides past 2^32, in the smallest of the dtypes."""
         if self.worker.backend != "host" or self.sanitize is not None or self.kernel.is_persistent:
             return
         self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
@@ -279,6 +279,10 @@ class _Search:
             if self.accepts(problem, dtype):
                 message = self.run(problem, dtype, FAR, 0).message
                 self.skipped.update([message] if message else [])
+        apart = fitting(self.kernel, apart_problem(), dtype)
+        for seed in range(APART_LAYOUTS if apart is not None else 0):
+            message = self.run(apart, dtype, FAR, seed).message
+            self.skipped.update([message] if message else [])
         self.report.skipped = dict(self.skipped)
 
     def run_random(self, examples: int, seed: int) -> None:

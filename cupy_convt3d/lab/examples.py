@@ -42,13 +42,40 @@ _COMBINED = (
     "n1_c9to4_i3x3x2_k3x2x3_s2_p1_op1x0x1_d1x2x2",
     "n2_c2to9_i3x3x3_k3x3x2_s2x2x3_p1_d2x3x1",
     "n1_c17to30_i2x3x5_k3_p1",
+    "n2_c1to3_i3x4x3_k3x2x3_s3x1x2_p2x1x2_op1x0x0_bias",
+    "n1_c1to2_i2x3x1_k2x4x4_s2_p1x5x3_op0x0x2_d3",
+    "n1_c18to2_i1x3x4_k1x2x2_d1x3x1",
 )
 # Output channels of the tiles that the problems above leave out, with all taps.
 _WIDE = ("n1_c18to16_i2x3x4_k3_p1", "n1_c18to24_i2x3x4_k3_s1x2x1_p1", "n1_c18to48_i2x3x4_k3_p1", "n1_c18to64_i2x3x2_k2x3x3_p1")
 # More rows and columns than a block has threads, in classes with and without taps; and more taps than a step has.
 _LONG = ("n1_c1to2_i1x140x2_k1_s1x2x2", "n1_c2to1_i2x2x140_k1_s2x1x2", "n1_c2to3_i1x2x9_k1x2x9_p0x1x4", "n1_c2to3_i9x2x2_k9x2x1_p4x0x0")
+# Output channels stored as vectors in rows that end within a piece; more than one tile of positions, of 32 channels too; taps along h
+# that reach as far as any.
+_MORE = ("n1_c2to8_i1x2x3_k1x1x3_s1x1x2", "n2_c1to2_i2x3x90_k1x1x2", "n1_c1to32_i1x2x150_k1x1x2", "n1_c1to2_i1x3x2_k1x2x1_s1x2x1_d1x97x1")
+# With a low limit of the halo: rows enough for another tile if they were longer or more than they need be.
+_MANY_ROWS = ("n1_c1to2_i8x2x29_k1x3x3_p0x1x1",)
 # Tensors in which a gap leaves all but one axis aligned, see `verify.APART`; 17 channels are no whole vectors.
 _APART = ("n2_c16to8_i2x8x8_k1x2x1", "n1_c17to8_i2x8x1_k1x2x1")
+# Strides that look like those of another layout or of aligned vectors, or tensors that begin where no vector does, each with its seeds.
+_DECEPTIVE = {
+    "n1_c16to8_i8x1x2_k2x1x1": (APART + 2, APART + 7, APART + 44),
+    "n1_c1to2_i2x6x7_k1x2x1": (APART + 7,),
+    "n1_c1to2_i3x4x1_k1x2x1": (APART + 17, APART + 58),
+    "n1_c4to8_i1x1x9_k1": (APART + 14,),
+    "n2_c4to8_i2x2x3_k1x2x1": (APART + 20, APART + 25),
+    "n1_c16to16_i1x2x4_k1x1x2_s1x1x2": (APART + 30, APART + 35),
+    "n1_c2to3_i2x3x2_k2_s2": (APART + 57, APART + 58, APART + 59),
+    "n1_c2to2_i1x3x5_k1x1x2_s1x1x2": (APART + 8, APART + 48),
+    "n1_c2to2_i1x3x10_k1x1x2_s1x1x2": (0,),
+    "n1_c2to4_i1x1x2_k1x1x4_s1x1x4": (APART + 15, APART + 16),
+    "n1_c2to2_i1x1x2_k1x1x4_s1x1x4": (APART + 5,),
+    "n1_c2to2_i2x2x2_k2x1x2_s2x1x2": (APART + 57,),
+    "n1_c2to5_i1x1x2_k1": (APART + 5,),
+    "n1_c2to3_i1x1x2_k1": (APART + 15,),
+}
+# Enough tiles for a block to have two, of one chunk of channels and of several.
+_MANY_TILES = ("n1_c256to16_i1x1x260_k1x1x2_s1x1x2_g16", "n1_c528to16_i1x1x260_k1x1x2_s1x1x2_g16")
 # channels_last are none, input and output, input and weight, weight and output; all are padded.
 _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
 # What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
@@ -143,8 +170,11 @@ def layouts(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
     chosen += [] if forced else [((name,), seeds) for name, seeds in _MODES.items()]
     if "TILE" not in kernel.changed_tunables:
         chosen.append((_COMBINED, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS))
+    if "MAX_HALO" in kernel.changed_tunables:
+        chosen.append((_MANY_ROWS, _LAYOUT_SEEDS[:1]))
     if not forced:
-        chosen += [(_WIDE, _LAYOUT_SEEDS[:2]), (_LONG, _LAYOUT_SEEDS[:1]), (_APART, tuple(range(APART, APART + 10)))]
+        chosen += [(_WIDE, _LAYOUT_SEEDS[:2]), (_LONG, _LAYOUT_SEEDS[:1]), (_MORE, _LAYOUT_SEEDS[:2]), (_MANY_TILES, (0,))]
+        chosen += [(_APART, tuple(range(APART, APART + 10))), *(((name,), seeds) for name, seeds in _DECEPTIVE.items())]
     fits = [(fitting(kernel, Problem.parse(name), dtype), seed) for names, seeds in chosen for name in names for seed in seeds]
     return list(dict.fromkeys((problem, seed) for problem, seed in fits if problem is not None))
 

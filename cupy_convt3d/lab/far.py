@@ -2,6 +2,8 @@
 
 A far problem is many copies of a near one, along the batch, the groups or the depth. All is zero but the last copy, so the result
 there is that of the near problem, and a 32-bit index on the way shows: it ends in pages that must not be touched, or writes nothing.
+
+Where the strides are what passes 2^32, a tiny problem does: its elements lie that far apart, and nothing between them may be touched.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import ctypes
 import math
 import mmap
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .. import reference
-from ..backends.base import Arguments, TensorRef
+from ..backends.base import Arguments, TensorRef, run
 from ..backends.host import HostBackend
 from ..dtypes import DTYPES
 from ..kernel import Kernel
@@ -30,6 +32,10 @@ from .verify import Outcome
 Array = np.ndarray[Any, np.dtype[Any]]
 FAR = "far"  # the kind of such an example, beside `tensors.KINDS`
 _PROBE_COPIES = 40
+# Elements between neighbours: either half of it, taken alone, leads to another page.
+_APART = 2**32 + 2**13
+_MOST_BYTES = 2**44  # from the first element of a tensor to the last
+APART_LAYOUTS = 3  # by the seed: all elements are apart, or only rows, or only voxels
 _NORESERVE = 0x4000  # of Linux; 3.13's mmap has it
 
 
@@ -52,6 +58,11 @@ def far_problems(pass_name: str) -> list[Problem]:
     return [replace(problem, bias=pass_name == "fprop") for problem in problems]
 
 
+def apart_problem() -> Problem:
+    """Return the problem whose elements `verify_far` puts 2^32 elements apart, for kernels that can do no other a multiple of it."""
+    return Problem(1, 2, 2, (2, 2, 3), (2, 2, 2), (1, 1, 2), (0, 0, 1))
+
+
 def with_copies(problem: Problem, copies: int) -> Problem:
     """Return the near problem of a far one, that many times (of a deep one that many slices of each volume)."""
     largest = max(problem.batch, problem.groups, problem.input_size[0])
@@ -63,13 +74,15 @@ def with_copies(problem: Problem, copies: int) -> Problem:
 
 
 def verify_far(backend: HostBackend, kernel: Kernel, problem: Problem, dtype: str, seed: int) -> Outcome:
-    """Run the last blocks of a far problem of `far_problems`.
+    """Run the last blocks of a far problem of `far_problems`, or a tiny problem whose elements are far apart.
 
     The outcome is ok with a message where nothing can be said: the kernel's last blocks do not compute the last copy, or there is
     no address space.
     """
     near = with_copies(problem, 1)
     try:
+        if math.prod(problem.input_shape) <= 2**31:
+            return _run_apart(backend, kernel, problem, dtype, seed)
         probe = _run_last_blocks(backend, kernel, with_copies(problem, _PROBE_COPIES), near, dtype, seed)
         if not probe.ok:
             return Outcome(True, message="its last blocks do not compute the last volume, so large problems cannot be tried")
@@ -113,6 +126,45 @@ def _run_last_blocks(backend: HostBackend, kernel: Kernel, far: Problem, near: P
     return Outcome(False, 0.0, message, (index,), float(expected[index]), float(got[index]))
 
 
+def _run_apart(backend: HostBackend, kernel: Kernel, problem: Problem, dtype: str, seed: int) -> Outcome:
+    values = draw_tensors(kernel.pass_name, problem, dtype, "exact", seed)
+    shapes, written = problem.shapes(kernel.pass_name)
+    spaces: list[Array] = []
+
+    def allocate(_: str, size: int) -> int:
+        spaces.append(np.zeros(size, np.uint8))
+        return int(spaces[-1].ctypes.data)
+
+    with ExitStack() as stack:
+        refs, views = {}, {}
+        for name, shape in shapes.items():
+            strides = _apart(shape, seed) if len(shape) == 5 and kernel.takes_strides(name) else _contiguous(shape)
+            views[name] = stack.enter_context(_scattered(shape, strides, dtype))
+            refs[name] = TensorRef(int(views[name].ctypes.data), shape, strides)
+            if name != written:
+                views[name][...] = values[name]
+        run(backend, kernel, problem, dtype, refs, allocate)
+        got = views[written].copy()
+    expected = reference.run(kernel.pass_name, problem, values).astype(DTYPES[dtype].numpy)
+    wrong = ~(got == expected)
+    if not wrong.any():
+        return Outcome(True)
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+    message = f"wrong value where elements lie 2^32 elements apart; {int(wrong.sum())} of {wrong.size} elements"
+    return Outcome(False, 0.0, message, index, float(expected[index]), float(got[index]))
+
+
+def _apart(shape: tuple[int, ...], seed: int) -> tuple[int, ...]:
+    layout = seed % APART_LAYOUTS
+    strides, step = [0] * len(shape), _APART
+    for axis in ([4, 3, 2, 1, 0], [3, 2, 1, 0], [4, 3, 2, 0])[layout]:
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    if layout:
+        strides[(4, 1)[layout - 1]] = 1
+    return tuple(strides)
+
+
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
@@ -130,24 +182,54 @@ def _reserved(size: int) -> Iterator[int]:
     Raises:
         MemoryError: the system does not give that much address space.
     """
+    page = mmap.PAGESIZE
+    inside = -(-max(size, 1) // page) * page
+    with _faulting(inside) as (start, allow):
+        allow(start, inside)
+        yield start + (inside - size) // 16 * 16  # the end lies at a page that faults, but for alignment
+
+
+@contextmanager
+def _scattered(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Iterator[Array]:
+    """Yield a tensor in memory of which only the pages that hold its elements do not fault.
+
+    Raises:
+        MemoryError: the system does not give that much address space.
+    """
+    kind, page = DTYPES[dtype].numpy, mmap.PAGESIZE
+    size = (sum(step * (count - 1) for step, count in zip(strides, shape, strict=True)) + 1) * kind.itemsize
+    if size > _MOST_BYTES:
+        raise MemoryError(f"a tensor of {size} bytes from its first element to the last")
+    offsets = sum(np.arange(count)[(...,) + (None,) * (len(shape) - a - 1)] * strides[a] for a, count in enumerate(shape))
+    with _faulting(-(-size // page) * page) as (start, allow):
+        for number in np.unique(np.asarray(offsets) * kind.itemsize // page):
+            allow(start + int(number) * page, page)
+        memory = memoryview((ctypes.c_ubyte * size).from_address(start))
+        yield np.ndarray(shape, kind, memory, 0, tuple(step * kind.itemsize for step in strides))
+
+
+@contextmanager
+def _faulting(size: int) -> Iterator[tuple[int, Callable[[int, int], None]]]:
+    """Yield the address of that many bytes that fault, as what surrounds them does, and a function that allows some of them."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-    guard, page = 2**32 * 8, mmap.PAGESIZE
-    inside = -(-max(size, 1) // page) * page
+    guard = 2**32 * 8
+
+    def allow(address: int, count: int) -> None:
+        if library.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(count), mmap.PROT_READ | mmap.PROT_WRITE):
+            raise MemoryError(f"no memory for {count} bytes")
+
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     try:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        start = library.mmap(None, inside + 2 * guard, 0, flags, -1, 0)
+        start = library.mmap(None, size + 2 * guard, 0, flags, -1, 0)
         if start in (None, ctypes.c_void_p(-1).value):
             raise MemoryError(f"no address space for {size} bytes")
-        begin, total = ctypes.c_void_p(start + guard), ctypes.c_size_t(inside + 2 * guard)
         try:
-            if library.mprotect(begin, ctypes.c_size_t(inside), mmap.PROT_READ | mmap.PROT_WRITE):
-                raise MemoryError(f"no memory for {size} bytes")
-            yield start + guard + (inside - size) // 16 * 16  # the end lies at a page that faults, but for alignment
+            yield start + guard, allow
         finally:
-            library.munmap(ctypes.c_void_p(start), total)
+            library.munmap(ctypes.c_void_p(start), ctypes.c_size_t(size + 2 * guard))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

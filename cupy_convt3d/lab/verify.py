@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,10 @@ from .tensors import draw_tensors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = ("contiguous", "channels_last", "padded")
-# Seeds from here on: a gap along one axis, 0 to 4, of channels_last, then of contiguous tensors. With eight of an axis only that axis
-# is not aligned.
+# Seeds from here on: one axis, 0 to 4, of channels_last, then of contiguous tensors, lies otherwise; see `_apart`. With eight of an
+# axis only that axis is not aligned.
 APART = 2**16 + 1
+_GAPS, _LATE = (7, 1, 1, 0, 14, 0), (2, 3)
 _GUARD = 2048  # elements on either side; a multiple of every vector load's alignment
 # Bit patterns by element type. UNWRITTEN fills the output, STRAY the guards and gaps, OUTSIDE all that must not be read:
 # quiet NaNs with payloads of their own, since arithmetic hands the payload of an operand on.
@@ -121,29 +122,50 @@ class _Example:
         layout = "contiguous"
         if generator is not None and len(shape) == 5 and self.kernel.takes_strides(name):
             layout = LAYOUTS[int(generator.integers(len(LAYOUTS)))] if self.seed < APART else "apart"
-        strides, span = _strides(shape, layout, generator, max(0, self.seed - APART))
+        number = (self.seed - APART) % (10 * len(_GAPS))
+        strides, span = _strides(shape, layout, generator) if layout != "apart" else _apart(shape, number)
+        late = int(layout == "apart" and number // 10 in _LATE)
         unsigned = np.dtype(f"u{DTYPES[self.dtype].itemsize}")
-        return _Placed(np.full(span + 2 * self.guard, fill, unsigned), self.guard, shape, strides)
+        return _Placed(np.full(span + late + 2 * self.guard, fill, unsigned), self.guard + late, shape, strides)
 
 
-def _strides(
-    shape: tuple[int, ...], layout: str, generator: np.random.Generator | None, apart: int = 0
-) -> tuple[tuple[int, ...], int]:
-    """Return strides in elements, and how many elements from the first to the last; `apart` says where a gap is, see `APART`."""
+def _strides(shape: tuple[int, ...], layout: str, generator: np.random.Generator | None) -> tuple[tuple[int, ...], int]:
+    """Return strides in elements, and how many elements from the first to the last."""
     order, gaps = list(range(len(shape))), [0] * len(shape)
-    if layout == "channels_last" or (layout == "apart" and apart % 10 < 5):
+    if layout == "channels_last":
         order = [0, 2, 3, 4, 1]
-    if layout == "apart":
-        gaps[apart % 5] = 1 if order[-1] == apart % 5 else 7
     elif layout == "padded" and generator is not None:
         order = [int(a) for a in generator.permutation(len(shape))]
         gaps = [int(g) for g in generator.integers(0, 3, len(shape))]
+    return _steps(shape, order, gaps)
+
+
+def _apart(shape: tuple[int, ...], number: int) -> tuple[tuple[int, ...], int]:
+    """Return the same for the layouts of `APART`: ten each of a gap of 7 elements, of 1, of 1 and a tensor that begins an element late,
+    of no gap and late, of a gap of 14, and of an axis that is taken out from between the others, which stay as far apart as they were.
+    """
+    kind, axis = number // 10, number % 5
+    order = [0, 2, 3, 4, 1] if number % 10 < 5 else [0, 1, 2, 3, 4]
+    gaps = [0] * len(shape)
+    gaps[axis] = min(_GAPS[kind], 1) if order[-1] == axis else _GAPS[kind]
+    strides, span = _steps(shape, order, gaps)
+    if kind < len(_GAPS) - 1:
+        return strides, span
+    pulled = tuple(span if a == axis else step for a, step in enumerate(strides))
+    return pulled, _span(shape, pulled)
+
+
+def _steps(shape: tuple[int, ...], order: list[int], gaps: list[int]) -> tuple[tuple[int, ...], int]:
     strides, step = [0] * len(shape), 1
     for axis in reversed(order):
         step += gaps[axis]
         strides[axis] = step
         step *= max(1, shape[axis])
-    return tuple(strides), step if 0 not in shape else 0
+    return tuple(strides), _span(shape, strides)
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def verify(backend: Backend, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
