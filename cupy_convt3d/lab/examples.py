@@ -85,9 +85,9 @@ _MODES = {
     "n1_c2to2_i2x2x3_k1x7x9_s1x2x4_p0x2x3": (0,),  # more taps than are kept, in rows that are too long to be one piece
     "n2_c2to3_i2x1x3_k1x1x5_s1x1x4_p0x0x3": (0, 1),  # a padding that is no multiple of the stride, here and below
     "n2_c3to2_i2x1x3_k2x1x4_s2x1x2_p1x0x1": (0, 1),
-    "n2_c3to2_i2x1x3_k2x1x4_s2x1x2_p1x0x1_op0x0x1": (0,),  # pairs that only some planes, channels, voxels or groups have aligned
-    "n2_c3to2_i2x1x3_k2x1x4_s2x1x2_p1x0x0": (APART + 6,),
-    "n2_c3to3_i2x1x3_k2x1x4_s2x1x2_p1x0x0": (1,),
+    # pairs of which one thing is not as it must be: a stride, where the tensor begins, a row's length, channels of a group
+    "n2_c3to2_i2x2x3_k2x1x4_s2x1x2_p1x0x0": (*range(APART + 4, APART + 10), APART + 30),
+    "n2_c3to2_i2x2x3_k2x1x4_s2x1x2_p1x0x0_op0x0x1": (APART + 8,),
     "n2_c2to6_i2x1x3_k2x1x4_s2x1x2_p1x0x1_g2": (1,),
     "n2_c51to3_i1x17x24_k1x3x3_p0x1x1": (0,),  # planes larger than a tile, two volumes in one, a last chunk with an odd channel
     "n3_c9to2_i2x16x22_k1x2x3_s1x1x2_p0x0x1": (0, 1),  # all positions of a tile are read
