@@ -21,8 +21,8 @@ from cupy_convt3d.registry import kernels
 from cupy_convt3d.source import Instance
 
 SMALL = {"CONSUMERS": 1, "PRODUCERS": 1, "TILES_M": 1}  # 256 threads
-# Several tiles, planes and slabs: rings go round, blocks cut columns, the input is copied in bulk (planes of whole cells).
-BUSY = Problem.parse("n2_c20to8_i5x8x12_k3_p1_bias")
+# Several tiles, planes, chunks and slabs: rings go round, blocks cut columns, the input is copied in bulk (planes of whole cells).
+BUSY = Problem.parse("n2_c28to8_i5x8x12_k3_p1_bias")
 BUSY_CELLS = Problem.parse("n2_c20to8_i5x8x12_k3_s2_p1_bias")  # with the input laid out as cells by a launch of its own
 PRODUCT = """/* convt3d
 pass = "fprop"

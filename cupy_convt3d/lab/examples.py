@@ -90,7 +90,7 @@ _MODES = {
     "n2_c3to2_i2x2x3_k2x1x4_s2x1x2_p1x0x0_op0x0x1": (APART + 8,),
     "n2_c2to6_i2x1x3_k2x1x4_s2x1x2_p1x0x1_g2": (1,),
     "n2_c51to3_i1x17x24_k1x3x3_p0x1x1": (0,),  # planes larger than a tile, two volumes in one, a last chunk with an odd channel
-    "n3_c9to2_i2x16x22_k1x2x3_s1x1x2_p0x0x1": (0, 1),  # all positions of a tile are read
+    "n3_c9to2_i1x16x22_k1x2x3_s1x1x2_p0x0x1": (0, 1),  # all positions of a tile are read
     "n1_c1to1_i1x1x257_k1x1x3_s1x1x2_p0x0x1": (0,),  # one position more than a tile
     "n1_c1to1_i1x2x2_k1x1x2_s1x1x2_p0x0x1_op0x0x2_d1x1x3": (0,),  # outputs further out than any input reaches
     "n2_c2to9_i2x3x5_k1_s2x2x1_bias": (0, 20, APART + 8, APART + 9),  # rows and planes without taps, in every layout
