@@ -53,6 +53,7 @@ def test_a_32_bit_stride_is_found() -> None:
     narrow = Kernel.from_source(source.replace("index_t output_step_d", "int output_step_d"), "narrow")
     assert narrow.source != source
     problem = fitting(narrow, apart_problem(), "fp16")
+    assert problem is not None
     with Worker(narrow, "host") as worker:
         assert not worker.verify(problem, "fp16", FAR, 0).ok
 
