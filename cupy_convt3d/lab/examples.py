@@ -69,7 +69,7 @@ _MORE = (
     "n1_c1to2_i6x42x2_k1x2x1",
     "n1_c1to2_i1x1x68_k1x1x2_s1x1x3_p0x0x9",
     "n1_c1to2_i1x1x72_k1x1x3_s1x1x2_p0x0x8_op0x0x1",
-    "n2_c2to40_i1x2x3_k1x2x2_s1x2x1",
+    "n2_c1to64_i1x2x3_k1x2x2_s1x2x1",
     "n1_c2to2_i3x40x16_k3_p1",
 )
 # With a low limit of the halo: rows enough for another tile if they were longer or more than they need be.
