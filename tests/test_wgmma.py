@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,8 @@ from cupy_convt3d.backends.nvrtc import compiler_options, device_source
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import LaunchError
 from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.lab.check import _MOST_HOST_THREADS
+from cupy_convt3d.lab.examples import layouts
 from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
@@ -95,10 +99,31 @@ def test_small_instance(dtype: str, kind: str) -> None:
         assert outcome.ok, f"{name}: {outcome.message}"
 
 
+@pytest.mark.parametrize("dtype", kernels()["fprop_rolling_wgmma"].dtypes)
+def test_the_check_meets_what_the_problem_decides(dtype: str) -> None:
+    """Whether weights stay, whether a slab has a row of taps, where a position's outputs begin, planes copied in bulk, fills."""
+    kernel = kernels()["fprop_rolling_wgmma"]
+    slabs, phases, copied, filled = set(), set(), set(), set()
+    for problem in dict.fromkeys(problem for problem, _ in layouts(kernel, dtype)):
+        launches = kernel.plan(problem, dtype).launches
+        if sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches) > _MOST_HOST_THREADS:
+            continue  # not run on the host
+        n = launches[-1].scalars
+        slabs.add((n["resident"], n["row_slabs"], n["classes_h"] > 1))
+        phases.add((problem.stride[2] if n["phase_w"] else 0, n["row_slabs"]))
+        last_chunk = n["in_channels_per_group"] % (n["chunk_cells"] * 16 // DTYPES[dtype].itemsize)
+        copied |= {(n["chunks"] > 1, last_chunk > 0, problem.batch > 1, n["phase_w"] > 0)} if n["raws"] else set()
+        filled.add((n["filled"], problem.bias))
+    assert slabs >= {(1, 1, False), (1, 1, True), (1, 0, False), (0, 1, False), (0, 0, True)}
+    assert phases >= {(2, 1), (3, 1), (4, 1), (4, 0)}
+    assert copied >= {(True, True, True, False), (False, True, True, True)}
+    assert filled == {(0, False), (0, True), (1, False), (1, True)}
+
+
 MISTAKES = {
     "stage never announced": ("                mbarrier_arrive(stage.full());\n", ""),
     "stage never given back": ("          mbarrier_arrive(read_stage);\n", ""),
-    "slab given back before it is read": ("                wgmma_wait<1>();\n", ""),
+    "slab given back before it is read": ("            wgmma_wait<1>();\n", ""),
     "slab announced without its bytes": (
         "mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes))",
         "mbarrier_arrive(slab.full())",
@@ -119,7 +144,7 @@ MISTAKES = {
     "wrong parity": ("mbarrier_wait(stage.full(), stage.parity)", "mbarrier_wait(stage.full(), stage.parity ^ 1u)"),
     "sums touched before they are there": ("        fresh = false;\n        wgmma_wait<0>();\n", "        fresh = false;\n"),
     "raw copy never given back": ("                if (kind == RAW_COPY) mbarrier_arrive(raw.empty());\n", ""),
-    "tap offset": ("a -= static_cast<unsigned>(taps_w.offset_step)", "a += static_cast<unsigned>(taps_w.offset_step)"),
+    "tap offset": ("- static_cast<unsigned>(i) * tap_step", "+ static_cast<unsigned>(i) * tap_step"),
     "cut column starts cold": ("segment.first = segment.begin > warm_up ? segment.begin - warm_up : 0;", "segment.first = segment.begin;"),
 }
 

@@ -100,10 +100,14 @@ _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
 # What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
 _MODES = {
     "n1_c5to5_i1x2x1_k1x3x1_s1x2x1_g5": (0,),  # a block leaves a group of whose weights it used some
-    "n1_c2to4_i2x2x1_k1x60x2_p0x30x0_g2": (0,),  # more rows of taps than are kept
-    "n1_c2to2_i2x2x3_k1x7x9_s1x2x4_p0x2x3_g2": (0,),  # more taps than are kept, in rows that are too long to be one piece
+    "n1_c2to4_i2x2x1_k1x60x1_p0x30x0_g2": (0,),  # more rows of taps than are kept
+    "n1_c2to2_i2x2x3_k1x7x9_s1x2x4_p0x2x3": (0,),  # more taps than are kept, in rows that are too long to be one piece
     "n2_c2to3_i2x1x3_k1x1x5_s1x1x4_p0x0x3": (0, 1),  # a padding that is no multiple of the stride, here and below
     "n2_c3to2_i2x1x3_k2x1x4_s2x1x2_p1x0x1": (0, 1),
+    # pairs of which one thing is not as it must be: a stride, where the tensor begins, a row's length, channels of a group
+    "n2_c3to2_i2x2x3_k2x1x4_s2x1x2_p1x0x0": (*range(APART + 4, APART + 10), APART + 30),
+    "n2_c3to2_i2x2x3_k2x1x4_s2x1x2_p1x0x0_op0x0x1": (APART + 8,),
+    "n2_c2to6_i2x1x3_k2x1x4_s2x1x2_p1x0x1_g2": (1,),
     "n2_c51to3_i1x17x24_k1x3x3_p0x1x1": (0,),  # planes larger than a tile, two volumes in one, a last chunk with an odd channel
     "n3_c9to2_i2x16x22_k1x2x3_s1x1x2_p0x0x1": (0, 1),  # all positions of a tile are read
     "n1_c1to1_i1x1x257_k1x1x3_s1x1x2_p0x0x1": (0,),  # one position more than a tile
