@@ -150,8 +150,8 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * raw_places"
 // warps round them and turn them into 16-byte cells [channel / 4][position][channel % 4] (16-bit types: 8 channels); where planes
 // cannot be copied in bulk (channels_last, odd sizes) they read the input themselves. An input that is read several times, for
 // several tiles of channels or classes of h, is laid out as cells by a launch of its own, and then one warp copies it and none turns
-// it. The last warp copies slabs of packed weights, one tap x one chunk of channels each. If all slabs of a column fit in shared
-// memory they are copied once.
+// it. The last warp copies slabs of packed weights, a tap or a row of taps x one chunk of channels each. If all slabs of a tile fit in
+// shared memory they are copied once.
 #include "convt3d.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/fill_output.cuh"

@@ -7,8 +7,11 @@ import math
 import pytest
 
 from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.kernel import ARCHITECTURES, Kernel
-from cupy_convt3d.lab.far import far_problems, verify_far, with_copies
+from cupy_convt3d.lab.examples import fitting
+from cupy_convt3d.lab.far import APART_LAYOUTS, FAR, apart_problem, far_problems, verify_far, with_copies
+from cupy_convt3d.lab.worker import Worker
 from cupy_convt3d.registry import kernel, kernels
 
 BACKEND = HostBackend()
@@ -29,9 +32,30 @@ def test_shipped_kernels_pass_2_to_the_32(name: str) -> None:
 @pytest.mark.parametrize("pass_name", ["fprop", "dgrad", "wgrad"])
 def test_far_problems_are_far_and_their_copies_near(pass_name: str) -> None:
     for problem in far_problems(pass_name):
-        assert min(math.prod(problem.input_shape), math.prod(problem.output_shape)) > 2**32
+        volumes = min(math.prod(problem.input_shape), math.prod(problem.output_shape))
+        assert volumes > 2**32 or math.prod(problem.weight_shape) > 2**35
         assert math.prod(with_copies(problem, 1).output_shape) <= 4096
         assert math.prod(with_copies(problem, 40).output_shape) > math.prod(with_copies(problem, 1).output_shape)
+
+
+@pytest.mark.parametrize("name", [name for name, known in kernels().items() if not known.is_persistent])
+def test_shipped_kernels_pass_strides_past_2_to_the_32(name: str) -> None:
+    dtype = min(kernel(name).dtypes, key=lambda known: DTYPES[known].itemsize)
+    problem = fitting(kernel(name), apart_problem(), dtype)
+    assert problem is not None
+    for seed in range(APART_LAYOUTS):
+        outcome = verify_far(BACKEND, kernel(name), problem, dtype, seed)
+        assert outcome.ok and not outcome.message, outcome.message
+
+
+def test_a_32_bit_stride_is_found() -> None:
+    source = kernel("fprop_grouped").source
+    narrow = Kernel.from_source(source.replace("index_t output_step_d", "int output_step_d"), "narrow")
+    assert narrow.source != source
+    problem = fitting(narrow, apart_problem(), "fp16")
+    assert problem is not None
+    with Worker(narrow, "host") as worker:
+        assert not worker.verify(problem, "fp16", FAR, 0).ok
 
 
 def test_a_kernel_whose_blocks_go_in_another_order_is_not_judged() -> None:

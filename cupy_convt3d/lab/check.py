@@ -279,10 +279,10 @@ class _Search:
             if self.accepts(problem, dtype):
                 message = self.run(problem, dtype, FAR, 0).message
                 self.skipped.update([message] if message else [])
-        apart = fitting(self.kernel, apart_problem(), dtype)
-        for seed in range(APART_LAYOUTS if apart is not None else 0):
-            message = self.run(apart, dtype, FAR, seed).message
-            self.skipped.update([message] if message else [])
+        if (apart := fitting(self.kernel, apart_problem(), dtype)) is not None:
+            for seed in range(APART_LAYOUTS):
+                message = self.run(apart, dtype, FAR, seed).message
+                self.skipped.update([message] if message else [])
         self.report.skipped = dict(self.skipped)
 
     def run_random(self, examples: int, seed: int) -> None:

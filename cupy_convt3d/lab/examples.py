@@ -48,11 +48,30 @@ _COMBINED = (
 )
 # Output channels of the tiles that the problems above leave out, with all taps.
 _WIDE = ("n1_c18to16_i2x3x4_k3_p1", "n1_c18to24_i2x3x4_k3_s1x2x1_p1", "n1_c18to48_i2x3x4_k3_p1", "n1_c18to64_i2x3x2_k2x3x3_p1")
-# More rows and columns than a block has threads, in classes with and without taps; and more taps than a step has.
-_LONG = ("n1_c1to2_i1x140x2_k1_s1x2x2", "n1_c2to1_i2x2x140_k1_s2x1x2", "n1_c2to3_i1x2x9_k1x2x9_p0x1x4", "n1_c2to3_i9x2x2_k9x2x1_p4x0x0")
+# More rows and columns than a block has threads, in classes with and without taps; and more taps than a step has, or as many
+# as are in registers.
+_LONG = (
+    "n1_c1to2_i1x140x2_k1_s1x2x2",
+    "n1_c2to1_i2x2x140_k1_s2x1x2",
+    "n1_c2to3_i1x2x9_k1x2x9_p0x1x4",
+    "n1_c2to3_i9x2x2_k9x2x1_p4x0x0",
+    "n1_c1to2_i1x2x9_k1x2x8_p0x1x3",
+    "n1_c1to2_i1x2x5_k1x1x8_s1x1x2_p0x0x3",
+)
 # Output channels stored as vectors in rows that end within a piece; more than one tile of positions, of 32 channels too; taps along h
-# that reach as far as any.
-_MORE = ("n1_c2to8_i1x2x3_k1x1x3_s1x1x2", "n2_c1to2_i2x3x90_k1x1x2", "n1_c1to32_i1x2x150_k1x1x2", "n1_c1to2_i1x3x2_k1x2x1_s1x2x1_d1x97x1")
+# that reach as far as any; a tile that begins late in a plane; long rows of which the first input lies just before a vector; several
+# tiles of output channels, and as many volumes; so many rows in a tile that few channels are staged at once.
+_MORE = (
+    "n1_c2to8_i1x2x3_k1x1x3_s1x1x2",
+    "n2_c1to2_i2x3x90_k1x1x2",
+    "n1_c1to32_i1x2x150_k1x1x2",
+    "n1_c1to2_i1x3x2_k1x2x1_s1x2x1_d1x97x1",
+    "n1_c1to2_i6x42x2_k1x2x1",
+    "n1_c1to2_i1x1x68_k1x1x2_s1x1x3_p0x0x9",
+    "n1_c1to2_i1x1x72_k1x1x3_s1x1x2_p0x0x8_op0x0x1",
+    "n2_c1to64_i1x2x3_k1x2x2_s1x2x1",
+    "n1_c2to2_i3x40x16_k3_p1",
+)
 # With a low limit of the halo: rows enough for another tile if they were longer or more than they need be.
 _MANY_ROWS = ("n1_c1to2_i8x2x29_k1x3x3_p0x1x1",)
 # Tensors in which a gap leaves all but one axis aligned, see `verify.APART`; 17 channels are no whole vectors.

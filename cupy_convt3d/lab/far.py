@@ -40,9 +40,9 @@ _NORESERVE = 0x4000  # of Linux; 3.13's mmap has it
 
 
 def far_problems(pass_name: str) -> list[Problem]:
-    """Return the problems whose input and output have a little more than 2^32 elements.
+    """Return the problems whose input and output have a little more than 2^32 elements, or whose weight has more than 2^35.
 
-    One passes it by the batch, one by batch and channels with as many planes, one by the groups, one by the depth of a volume.
+    One passes it by the batch, one by batch and channels with as many planes, two by the groups, one by the depth of a volume.
     NOTE: past 2^31 alone an index that is unsigned on the way would still come out right.
     """
     copies = 2**22 + 1024
@@ -53,6 +53,7 @@ def far_problems(pass_name: str) -> list[Problem]:
         Problem(copies, 2, 2, (4, 8, 16), (1, 1, 2)),
         Problem(copies, 1024, 1024, (1, 1, 1), (1, 1, 2), groups=1024),
         Problem(1, copies, copies, (4, 8, 32), (1, 1, 2), groups=copies),
+        Problem(1, 16 * copies, 16 * copies, (1, 1, 1), (1, 4, 8), groups=copies),
         deep,
     ]
     return [replace(problem, bias=pass_name == "fprop") for problem in problems]
@@ -69,7 +70,8 @@ def with_copies(problem: Problem, copies: int) -> Problem:
     if largest == problem.batch:
         return replace(problem, batch=copies)
     if largest == problem.groups:
-        return replace(problem, in_channels=copies, out_channels=copies, groups=copies)
+        ins, outs = problem.in_channels // problem.groups, problem.out_channels // problem.groups
+        return replace(problem, in_channels=ins * copies, out_channels=outs * copies, groups=copies)
     return replace(problem, batch=1 if copies == 1 else problem.batch, input_size=(copies, *problem.input_size[1:]))
 
 
@@ -81,7 +83,7 @@ def verify_far(backend: HostBackend, kernel: Kernel, problem: Problem, dtype: st
     """
     near = with_copies(problem, 1)
     try:
-        if math.prod(problem.input_shape) <= 2**31:
+        if max(map(math.prod, (problem.input_shape, problem.output_shape, problem.weight_shape))) < 2**31:
             return _run_apart(backend, kernel, problem, dtype, seed)
         probe = _run_last_blocks(backend, kernel, with_copies(problem, _PROBE_COPIES), near, dtype, seed)
         if not probe.ok:
