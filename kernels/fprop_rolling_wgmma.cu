@@ -144,14 +144,16 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * raw_places"
 // plane the first STEP slots are complete; they are stored, the others move up. So each input plane is loaded once for all taps
 // in depth, and few output channels still make wide products. The residue classes of w have sums of their own in the same thread,
 // so that whole output rows are written; those of h are columns of work of their own.
+// A position's outputs begin at a multiple of the stride, so that two of them may be one aligned store: residues below `phase_w` are those
+// of the next position. Where taps leave out whole rows or planes a launch fills all of the output with the bias first.
 //
 // A block stays on its multiprocessor and walks down columns of the output: whole ones first, then its share of the rest. Two
 // warpgroups multiply; the others feed them. One warp copies stretches of input planes in bulk, a chunk of channels at a time; most
-// warps round them and turn them into 16-byte cells [channel / 4][position][channel % 4] (16-bit types: 8 channels); where planes
+// warps round them and turn them into 16-byte cells [channel / 4][position][channel % 4] (16-bit types: 8 channels, by ldmatrix); where planes
 // cannot be copied in bulk (channels_last, odd sizes) they read the input themselves. An input that is read several times, for
 // several tiles of channels or classes of h, is laid out as cells by a launch of its own, and then one warp copies it and none turns
 // it. The last warp copies slabs of packed weights, a tap or a row of taps x one chunk of channels each. If all slabs of a tile fit in
-// shared memory they are copied once.
+// shared memory they are copied once, until the block turns to another tile.
 #include "convt3d.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/fill_output.cuh"
@@ -845,7 +847,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const unsigned tap_operand = static_cast<unsigned>(tap_bytes) >> 4;
   Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
   int held = -1;
-  bool fresh = false;             // the stays slabs of this class have not been waited for yet
+  bool fresh = false;             // the resident slabs of this class have not been waited for yet
   unsigned resident_parity = 1u;  // of the load they came with
 
   while (walk.next(segment)) {
