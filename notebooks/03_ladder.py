@@ -114,7 +114,7 @@ if available():
     for case in ("kb61", "kb73", "kb77", "unet_up1"):
         rows += bench.compare(case, ct.suites.suite("named")[case], "fprop", able, "fp32", ceilings)
 else:
-    recorded = results.newest("../benchmarks/results")
+    recorded = results.newest("../benchmarks/results", "fp32")
     machine, ceilings = f"{recorded.machine['device']}, recorded {recorded.created[:10]}", recorded.ceilings
     rows = [row for row in recorded.rows if row.pass_name == "fprop" and row.dtype == "fp32"]
 print(machine)

@@ -29,7 +29,7 @@ from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.lab import results
 from cupy_convt3d.lab.measure import Bench
 
-recorded = results.newest("../benchmarks/results")
+recorded = results.newest("../benchmarks/results", "fp32")
 rows = [row for row in recorded.rows if row.pass_name == "fprop" and row.dtype == "fp32"]
 print(recorded.machine["device"], recorded.created[:10])
 

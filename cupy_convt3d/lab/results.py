@@ -46,8 +46,11 @@ def load(path: str | Path) -> Results:
         raise KernelError(f"report {str(path)!r}: cannot be read as one: {type(error).__name__}: {error}") from None
 
 
-def newest(directory: str | Path) -> Results:
+def newest(directory: str | Path, dtype: str | None = None) -> Results:
     """Return the newest report in a directory that has ceilings, so one made on a GPU; files that are no reports are passed over.
+
+    Args:
+        dtype: one that it must have rows of.
 
     Raises:
         KernelError: there is none.
@@ -56,7 +59,11 @@ def newest(directory: str | Path) -> Results:
     for file in Path(directory).glob("*.json"):
         with contextlib.suppress(KernelError):
             found.append(load(file))
-    measured = [results for results in found if results.ceilings is not None and results.rows]
+    measured = [
+        results for results in found if results.ceilings is not None and any(dtype in (None, row.dtype) for row in results.rows)
+    ]
     if not measured:
-        raise KernelError(f"directory {str(directory)!r}: holds no report that was made on a GPU")
+        raise KernelError(
+            f"directory {str(directory)!r}: holds no report{f' of {dtype}' if dtype else ''} that was made on a GPU"
+        )
     return max(measured, key=lambda results: results.created)
