@@ -31,7 +31,7 @@ weight_bytes = "512 * (1 + split) * taps_d * taps_h * in_octets * steps * row_ti
 shared_bytes = "weight_bytes + BLOCK_WARPS * 8 * (32 * stride_w + 2) * itemsize"
 [restrictions]
 "in_channels_per_group <= 16 and out_channels_per_group <= 16" = "it is for groups of at most 16 channels, whose sums a warp keeps in registers"
-"row_tiles <= 3" = "the stride along w times octets of output channels must be at most 6: a warp keeps the sums of all residues of w in registers"
+"row_tiles <= (2 if split else 3)" = "the stride along w times octets of output channels must be at most 6 (4 in tf32x3): a warp keeps the sums of all residues of w in registers"
 "offsets <= 8" = "the taps of a row must reach over at most 8 inputs, which a thread keeps in registers"
 "shared_bytes <= 96 * 1024" = "the weights of a class of residues must fit the 99 KiB of shared memory that every GPU has"
 "quads <= 500000000" = "it counts the outputs of a class in 32 bits"
