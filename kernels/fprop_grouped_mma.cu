@@ -2,63 +2,66 @@
 pass = "fprop"
 dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
 [specialize]
+KERNEL_D = "kernel_d"
+KERNEL_H = "kernel_h"
 KERNEL_W = "kernel_w"
+STRIDE_D = "stride_d"
+STRIDE_H = "stride_h"
 STRIDE_W = "stride_w"
+DILATION_D = "dilation_d"
+DILATION_H = "dilation_h"
 DILATION_W = "dilation_w"
+LEAD_D = "padding_d % stride_d"
+LEAD_H = "padding_h % stride_h"
 LEAD_W = "lead_w"
 SHIFT_W = "shift_w"
-IN_OCTETS = "in_octets"
-OUT_OCTETS = "out_octets"
+IN_CHANNELS = "in_channels_per_group"
+OUT_CHANNELS = "out_channels_per_group"
 [constants]
-in_octets = "ceil_div(in_channels_per_group, 8)"
-out_octets = "ceil_div(out_channels_per_group, 8)"
 lead_w = "padding_w % stride_w"
 last_offset = "((kernel_w - 1) * dilation_w - lead_w) // stride_w"
 offsets = "last_offset + (2 if lead_w > 0 else 1)"
 shift_w = "(padding_w // stride_w - last_offset) % 4"
 steps = "ceil_div(offsets * itemsize, 4)"
-row_tiles = "ceil_div(out_octets * stride_w, 2)"
-classes = "stride_d * stride_h"
-taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
-taps_h = "ceil_div(kernel_h, stride_h // gcd(stride_h, dilation_h))"
+octets = "2 if stride_w == 1 and out_channels_per_group > 8 else 1"
+row_tiles = "ceil_div(octets * stride_w, 2)"
+channel_tiles = "ceil_div(out_channels_per_group, 8 * octets)"
 quads_w = "ceil_div(output_w, 4 * stride_w)"
 quads = "ceil_div(output_d, stride_d) * ceil_div(output_h, stride_h) * quads_w"
-units = "1 if split or row_tiles > 1 else UNITS"
-tiles = "ceil_div(quads, 8 * units * BLOCK_WARPS)"
-block_tiles = "max(1, min(BLOCK_TILES, batch * groups * classes * tiles // (16 * multiprocessors)))"
+tiles = "ceil_div(quads, 8 * BLOCK_WARPS)"
+block_tiles = "max(1, min(BLOCK_TILES, batch * groups * channel_tiles * tiles // (16 // BLOCK_WARPS * multiprocessors)))"
 runs = "ceil_div(tiles, block_tiles)"
-weight_bytes = "512 * (1 + split) * taps_d * taps_h * in_octets * steps * row_tiles"
+weight_bytes = "512 * (1 + split) * kernel_d * kernel_h * ceil_div(in_channels_per_group, 8) * steps * row_tiles"
 shared_bytes = "weight_bytes + BLOCK_WARPS * 8 * (32 * stride_w + 2) * itemsize"
 [restrictions]
-"in_channels_per_group <= 16 and out_channels_per_group <= 16" = "it is for groups of at most 16 channels, whose sums a warp keeps in registers"
-"row_tiles <= (2 if split else 3)" = "the stride along w times octets of output channels must be at most 6 (4 in tf32x3): a warp keeps the sums of all residues of w in registers"
+"in_channels_per_group <= 16 and out_channels_per_group <= 16" = "it is for groups of at most 16 channels: an input is read again for every 8 output channels"
+"stride_d * stride_h * row_tiles <= 4" = "a warp keeps the sums of all residues in registers: the strides' product must be at most 8, and 4 where that along w is 1"
 "offsets <= 8" = "the taps of a row must reach over at most 8 inputs, which a thread keeps in registers"
-"shared_bytes <= 96 * 1024" = "the weights of a class of residues must fit the 99 KiB of shared memory that every GPU has"
-"quads <= 500000000" = "it counts the outputs of a class in 32 bits"
+"shared_bytes <= 96 * 1024" = "the weights of 8 output channels must fit the 99 KiB of shared memory that every GPU has"
+"quads <= 500000000" = "it counts the positions of a volume in 32 bits"
 [search]
 BLOCK_WARPS = [4, 8]
 BLOCK_TILES = [4, 16]
-UNITS = [1, 2]
 [[launch]]
-grid = "batch * runs * groups * classes"
+grid = "batch * runs * groups * channel_tiles"
 block = "32 * BLOCK_WARPS"
 shared_bytes = "shared_bytes"
 */
 // Groups of few channels on tensor cores, without staging. Such a layer is bound by its stores: what counts is that these are whole pieces
 // of rows, and that little else has to be done for each.
 //
-// Along d and h o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride; a block has one r of each. Along
-// w o = q*stride + r, so that pieces of a row begin where the row does, and tap t feeds o through input q + padding/stride - offset with
-// offset = (t*dilation - r - padding%stride)/stride. One row of taps is one product:
+// On each axis o = q*stride + r, so that pieces of a row begin where the row does, and tap t feeds o through input
+// q + padding/stride - offset with offset = (t*dilation - r - padding%stride)/stride. A warp owns all r of its positions (d, h, w): an input
+// is read once for every output that it feeds there. The taps along w of one (kd, kh) are one product:
 //
 //   rows:    output channels (8) x residues r of w, two of these octets a fragment
 //   depth:   input channels (8) x offsets: 1 in tf32, 2 in 16 bits; where a residue has no tap at an offset the weight is zero
 //   columns: 8 positions q
 //
-// A warp has `UNITS` times 8 quads of 4 neighbouring q, counted over rows and planes alike; column n of its product t is the t-th q
-// of quad n. So a lane reads neighbours of its channel as they lie in memory, 16 or 8 bytes at once where rows are aligned: in 16 bits
-// two neighbours are two offsets and need no turning. Every row is read again by other taps and residues; the L1 cache holds it.
-// The sums of 8 channels pass through shared memory and leave it as pieces of 32 * stride outputs of a row.
+// A warp has 8 quads of 4 neighbouring q, counted over rows and planes alike; column n of its product t is the t-th q of quad n. So a
+// lane reads neighbours of its channel as they lie in memory, 16 or 8 bytes at once where rows are aligned: in 16 bits two
+// neighbours are two offsets and need no turning. The sums of 8 channels pass through shared memory and leave it as pieces of 32 * stride
+// outputs of a row.
 //
 // Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds.
 #include "convt3d.cuh"
@@ -74,30 +77,23 @@ shared_bytes = "shared_bytes"
 #ifndef BLOCK_TILES
 #define BLOCK_TILES 16
 #endif
-#ifndef UNITS
-#define UNITS 2
-#endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W
+#define KERNEL_D 3
+#define KERNEL_H 3
 #define KERNEL_W 3
-#endif
-#ifndef STRIDE_W
+#define STRIDE_D 2
+#define STRIDE_H 2
 #define STRIDE_W 2
-#endif
-#ifndef DILATION_W
+#define DILATION_D 1
+#define DILATION_H 1
 #define DILATION_W 1
-#endif
-#ifndef LEAD_W
+#define LEAD_D 1
+#define LEAD_H 1
 #define LEAD_W 1
-#endif
-#ifndef SHIFT_W
 #define SHIFT_W 0
-#endif
-#ifndef IN_OCTETS
-#define IN_OCTETS 1
-#endif
-#ifndef OUT_OCTETS
-#define OUT_OCTETS 1
+#define IN_CHANNELS 8
+#define OUT_CHANNELS 8
 #endif
 
 #if defined(CONVT3D_TF32X3)
@@ -113,13 +109,12 @@ constexpr int PARTS = 1;
 #define CONVT3D_MULTIPLY mma_tf32
 #endif
 
-// More sums leave room for one unit, and for fewer warps.
-constexpr int ROW_TILES = (OUT_OCTETS * STRIDE_W + 1) / 2, OWN_UNITS = PARTS == 2 || ROW_TILES > 1 ? 1 : UNITS;
-constexpr int RESIDENT_WARPS = ROW_TILES > 1 || (KERNEL_W - 1) * DILATION_W >= 4 * STRIDE_W ? 8 : PARTS == 2 ? 12 : 16;
 constexpr int EACH = 4 / sizeof(scalar_t);  // elements of a register
 constexpr int MOST_WORDS = 16 / EACH;       // of a window: 3 elements before it, 4 + 8 in it, one after it
-constexpr int MOST_ROW_TILES = 3;
-constexpr int NOWHERE = 0x40000000;  // a w outside every row
+constexpr int MOST_TILES = 4;               // of sums: row tiles of all residues of d and h
+constexpr int NOWHERE = 0x40000000;         // a coordinate outside every tensor
+constexpr bool LONG_ROWS = (KERNEL_W - 1) * DILATION_W >= 3 * STRIDE_W;  // of taps: a window takes more registers
+constexpr int RESIDENT_WARPS = 16 - (PARTS == 2 ? 4 : 0) - (LONG_ROWS ? 4 : 0);
 
 union Word {
   unsigned bits;
@@ -139,50 +134,56 @@ struct alignas(2 * sizeof(scalar_t)) Pair {
   scalar_t element[2];
 };
 
-// Where a quad's outputs of the first channel begin, and at which w.
+// A quad's first output, and where it lies in the first channel.
 struct alignas(16) Place {
   index_t output;
-  int w;
+  int w, d, h;
 };
 
-// What all threads of a block have in common. In shared memory, because registers are for sums.
-struct Block {
-  AxisClass d, h;
-  int origin_d, origin_h;  // the input of tap 0 and the class's first output
-  Divisor quads_w, rows;
-  int quads;
-  index_t input, output;  // where the first channel begins
-  bool input_quads;       // are read at once
-};
-
-// The constants of w.
-struct RowTaps {
-  int kernel, stride, dilation, lead, shift;
-  __device__ int last_offset() const { return ((kernel - 1) * dilation - lead + stride) / stride - 1; }
-  __device__ int steps() const { return (last_offset() + (lead > 0 ? 2 : 1) + EACH - 1) / EACH; }
-  __device__ int elements() const { return shift + 3 + EACH * steps(); }  // from the quad on in which a quad's window begins
-  __device__ int tap(int offset, int residue) const {                     // or -1
+// Which tap feeds an output through the input `offset` before its position's.
+struct AxisTaps {
+  int kernel, stride, dilation, lead;
+  __device__ int first() const { return lead > 0 ? -1 : 0; }
+  __device__ int last() const { return ((kernel - 1) * dilation - lead + stride) / stride - 1; }
+  __device__ int tap(int offset, int residue) const {  // or -1
     const int scaled = offset * stride + residue + lead;
     return scaled >= 0 && scaled % dilation == 0 && scaled / dilation < kernel ? scaled / dilation : -1;
   }
 };
 
-__device__ inline RowTaps row_taps(const Problem& problem, int shift) {
-  return {SPECIALIZED(KERNEL_W, problem.kernel_size[2]), SPECIALIZED(STRIDE_W, problem.stride[2]),
-          SPECIALIZED(DILATION_W, problem.dilation[2]), SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]),
-          SPECIALIZED(SHIFT_W, shift)};
+struct Taps {
+  AxisTaps d, h, w;
+  int shift, in_octets, octets;  // of the block's output channels
+  __device__ int steps() const { return (w.last() - w.first() + EACH) / EACH; }
+  __device__ int elements() const { return shift + 3 + EACH * steps(); }  // from the quad on in which a quad's window begins
+  __device__ int row_tiles() const { return (octets * w.stride + 1) / 2; }
+  // Of the fragments of one (kd, kh) and one octet of input channels: [step][row tile][part][lane].
+  __device__ int fragments() const { return steps() * row_tiles() * PARTS * 32; }
+};
+
+__device__ inline Taps taps_of(const Problem& problem, int shift, int in_channels, int octets) {
+  const int *kernel = problem.kernel_size, *stride = problem.stride, *padding = problem.padding;
+  return {{SPECIALIZED(KERNEL_D, kernel[0]), SPECIALIZED(STRIDE_D, stride[0]), SPECIALIZED(DILATION_D, problem.dilation[0]),
+           SPECIALIZED(LEAD_D, padding[0] % stride[0])},
+          {SPECIALIZED(KERNEL_H, kernel[1]), SPECIALIZED(STRIDE_H, stride[1]), SPECIALIZED(DILATION_H, problem.dilation[1]),
+           SPECIALIZED(LEAD_H, padding[1] % stride[1])},
+          {SPECIALIZED(KERNEL_W, kernel[2]), SPECIALIZED(STRIDE_W, stride[2]), SPECIALIZED(DILATION_W, problem.dilation[2]),
+           SPECIALIZED(LEAD_W, padding[2] % stride[2])},
+          SPECIALIZED(SHIFT_W, shift),
+          (in_channels + 7) / 8,
+          octets};
 }
 
 // The inputs of one channel that a quad's positions meet: `column` is the first one's, a multiple of four; those outside are zero.
 __device__ __forceinline__ void load_window(unsigned (&words)[MOST_WORDS], const scalar_t* from, int column, int width,
-                                            bool inside, bool quads, index_t step, const RowTaps& row) {
+                                            bool inside, bool quads, index_t step, const Taps& taps) {
 #pragma unroll
   for (int i = 0; i < MOST_WORDS; ++i) words[i] = 0;
   if (quads) {
 #pragma unroll
-    for (int first = 0; first < row.elements(); first += 4) {
+    for (int first = 0; first < taps.elements(); first += 4) {
       if (!inside || static_cast<unsigned>(column + first) >= static_cast<unsigned>(width)) continue;
-      if (row.elements() - first <= EACH) {
+      if (taps.elements() - first <= EACH) {
         words[first / EACH] = *reinterpret_cast<const unsigned*>(from + first);
       } else {
         const Words<4 / EACH> loaded = *reinterpret_cast<const Words<4 / EACH>*>(from + first);
@@ -190,17 +191,17 @@ __device__ __forceinline__ void load_window(unsigned (&words)[MOST_WORDS], const
         for (int i = 0; i < 4 / EACH; ++i) words[first / EACH + i] = loaded.word[i];
       }
     }
-    return;
-  }
+  } else {
 #pragma unroll
-  for (int i = row.shift / EACH; i * EACH < row.elements(); ++i) {
-    Word word{0};
+    for (int i = taps.shift / EACH; i * EACH < taps.elements(); ++i) {
+      Word word{0};
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-      const int at = i * EACH + e;
-      if (inside && static_cast<unsigned>(column + at) < static_cast<unsigned>(width)) word.element[e] = from[at * step];
+      for (int e = 0; e < EACH; ++e) {
+        const int at = i * EACH + e;
+        if (inside && static_cast<unsigned>(column + at) < static_cast<unsigned>(width)) word.element[e] = from[at * step];
+      }
+      words[i] = word.bits;
     }
-    words[i] = word.bits;
   }
 }
 
@@ -210,23 +211,24 @@ __device__ __forceinline__ unsigned register_at(const unsigned (&words)[MOST_WOR
   return words[at / EACH] >> 16 | words[at / EACH + 1] << 16;
 }
 
-// Weights as fragments: [kd][kh][octet of input channels][step][row tile][part][lane].
+// The block's weights as fragments: [kd][kh][octet of input channels], then as Taps::fragments has it.
 __device__ inline void gather_weights(Fragment* fragments, const Problem& problem, const View<const scalar_t>& weight,
-                                      const AxisClass& d, const AxisClass& h, int group, const RowTaps& row, int in_octets,
-                                      int out_octets) {
+                                      int group, int first_out, const Taps& taps) {
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int steps = row.steps(), row_tiles = (out_octets * row.stride + 1) / 2;
-  const int count = d.taps * h.taps * in_octets * steps * row_tiles * 128;
+  const int row_tiles = taps.row_tiles(), steps = taps.steps();
+  const int count = taps.d.kernel * taps.h.kernel * taps.in_octets * steps * row_tiles * 128;
+#pragma unroll 2
   for (int i = static_cast<int>(threadIdx.x); i < count; i += 32 * BLOCK_WARPS) {
     const int r = i % 4, lane = i / 4 % 32, fragment = i / 128, step = fragment / row_tiles % steps;
-    const int octet = fragment / row_tiles / steps % in_octets, tap_row = fragment / row_tiles / steps / in_octets;
-    const int kd = d.first_tap + tap_row / h.taps * d.tap_step, kh = h.first_tap + tap_row % h.taps * h.tap_step;
-    const int half = fragment % row_tiles * 2 + r % 2, co = half / row.stride * 8 + lane / 4,
-              ci = octet * 8 + r / 2 * 4 + lane % 4;
+    const int octet = fragment / row_tiles / steps % taps.in_octets, tap = fragment / row_tiles / steps / taps.in_octets;
+    const int half = fragment % row_tiles * 2 + r % 2, co = first_out + half / taps.w.stride * 8 + lane / 4;
+    const int ci = octet * 8 + r / 2 * 4 + lane % 4;
+    const bool live = half < taps.octets * taps.w.stride && co < out_channels && ci < channels;
     Word word{0};
     for (int e = 0; e < EACH; ++e) {
-      const int kw = row.tap(row.last_offset() - step * EACH - e, half % row.stride);
-      if (kw >= 0 && co < out_channels && ci < channels) word.element[e] = *weight.at(group * channels + ci, co, kd, kh, kw);
+      const int kw = taps.w.tap(taps.w.last() - step * EACH - e, half % taps.w.stride);
+      if (live && kw >= 0)
+        word.element[e] = *weight.at(group * channels + ci, co, tap / taps.h.kernel, tap % taps.h.kernel, kw);
     }
     const int to = fragment * PARTS * 32 + lane;
     if (EACH == 1) {
@@ -238,50 +240,46 @@ __device__ inline void gather_weights(Fragment* fragments, const Problem& proble
   }
 }
 
-// The products of a row of taps for one octet of input channels.
-__device__ __forceinline__ void multiply_windows(float (&sums)[UNITS][MOST_ROW_TILES][4][4],
-                                                 const unsigned (&words)[UNITS][2][MOST_WORDS], const Fragment* fragment,
-                                                 int units, int row_tiles, int steps, int shift) {
+// The products of the taps along w of one (kd, kh) with the inputs of one octet of channels.
+__device__ __forceinline__ void multiply_window(float (*sums)[4][4], const unsigned (&words)[2][MOST_WORDS],
+                                                const Fragment* fragment, const Taps& taps) {
 #pragma unroll
-  for (int step = 0; step < steps; ++step) {
-    if (PARTS == 2) forget_memory();  // else the fragments of all steps are read first, into more registers than there are
-    Fragment a[MOST_ROW_TILES][PARTS];
+  for (int step = 0; step < taps.steps(); ++step) {
 #pragma unroll
-    for (int i = 0; i < row_tiles * PARTS; ++i) a[i / PARTS][i % PARTS] = fragment[(step * row_tiles * PARTS + i) * 32];
+    for (int m = 0; m < taps.row_tiles(); ++m, fragment += PARTS * 32) {
+      const Fragment high = fragment[0], low = fragment[(PARTS - 1) * 32];
 #pragma unroll
-    for (int i = 0; i < units * 4; ++i) {
-      const int u = i / 4, t = i % 4;
-      unsigned b[PARTS][2];
+      for (int t = 0; t < 4; ++t) {
+        unsigned b[2], rest[2];
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        b[0][k] = register_at(words[u][k], shift + t + EACH * step);
-        if (EACH == 1) {
-          const float value = __uint_as_float(b[0][k]);
-          b[0][k] = nearest_tf32(value);
-          if (PARTS == 2) b[PARTS - 1][k] = nearest_tf32(value - __uint_as_float(b[0][k]));
+        for (int k = 0; k < 2; ++k) {
+          b[k] = register_at(words[k], taps.shift + t + EACH * step);
+          if (EACH == 1) {
+            const float value = __uint_as_float(b[k]);
+            b[k] = nearest_tf32(value);
+            if (PARTS == 2) rest[k] = nearest_tf32(value - __uint_as_float(b[k]));
+          }
         }
-      }
-#pragma unroll
-      for (int m = 0; m < row_tiles; ++m) {
         if (PARTS == 1) {
-          CONVT3D_MULTIPLY(sums[u][m][t], a[m][0].a, b[0][0], b[0][1]);
+          CONVT3D_MULTIPLY(sums[m][t], high.a, b[0], b[1]);
         } else {
           // Tensor cores cut off what they add, so a step begins at zero and is added here.
           float part[4] = {};
-          CONVT3D_MULTIPLY(part, a[m][PARTS - 1].a, b[0][0], b[0][1]);
-          CONVT3D_MULTIPLY(part, a[m][0].a, b[PARTS - 1][0], b[PARTS - 1][1]);
-          CONVT3D_MULTIPLY(part, a[m][0].a, b[0][0], b[0][1]);
+          CONVT3D_MULTIPLY(part, low.a, b[0], b[1]);
+          CONVT3D_MULTIPLY(part, high.a, rest[0], rest[1]);
+          CONVT3D_MULTIPLY(part, high.a, b[0], b[1]);
 #pragma unroll
-          for (int e = 0; e < 4; ++e) sums[u][m][t][e] += part[e];
+          for (int e = 0; e < 4; ++e) sums[m][t][e] += part[e];
         }
       }
     }
   }
 }
 
-// Store 8 channels of one unit: `sums` as [channel][output of the unit], `places` those of its quads.
-__device__ __forceinline__ void store_channels(const scalar_t* sums, int pitch, const Place* places, int stride, int width,
-                                               int channels, const View<scalar_t>& output, index_t first_output, int lane) {
+// Store 8 channels of a warp's positions for one residue of d and of h, of which `channels` are alive: `sums` as [channel][output].
+__device__ __forceinline__ void store_channels(const scalar_t* sums, int pitch, const Place* places, int stride,
+                                               const int (&residue)[2], const int (&size)[3], int channels,
+                                               const View<scalar_t>& output, index_t first_output, int lane) {
   if (output.stride[4] != 1) {
     // Neighbouring lanes have neighbouring channels.
     const int c = lane % 8;
@@ -289,7 +287,7 @@ __device__ __forceinline__ void store_channels(const scalar_t* sums, int pitch, 
     for (int i = lane / 8; i < 32 * stride; i += 4) {
       const Place place = places[i / (4 * stride)];
       const int at = i % (4 * stride);
-      if (c < channels && place.w + at < width)
+      if (c < channels && place.w + at < size[2] && place.d + residue[0] < size[0] && place.h + residue[1] < size[1])
         output.data[first_output + place.output + c * output.stride[1] + at * output.stride[4]] = sums[c * pitch + i];
     }
     return;
@@ -299,30 +297,36 @@ __device__ __forceinline__ void store_channels(const scalar_t* sums, int pitch, 
     const int i = first + lane * EACH, quad = i / (4 * stride), at = i % (4 * stride);
     if (quad >= 8) continue;
     const Place place = places[quad];
-    const int w = place.w + at;
+    if (place.d + residue[0] >= size[0] || place.h + residue[1] >= size[1]) continue;
+    const int live = size[2] - place.w - at;  // outputs of the row from here on
     scalar_t* y = output.data + (first_output + place.output + at);
     if (EACH == 1) {
-      if (w >= width) continue;
 #pragma unroll
       for (int c = 0; c < 8; ++c, y += output.stride[1]) {
-        if (c < channels) *y = sums[c * pitch + i];
+        if (c < channels && live > 0) *y = sums[c * pitch + i];
       }
       continue;
     }
-    // Two of 16 bits at an address that is a multiple of four bytes: this lane's, or its second and the next lane's first.
-    const bool ends =
-        at + 2 == 4 * stride && (quad == 7 || places[quad < 7 ? quad + 1 : 7].w == 0);  // the row, as far as it is here
-    const bool starts = at == 0 && (quad == 0 || w == 0);
+    // Two of 16 bits at an address that is a multiple of four bytes: this lane's, or its second and the next lane's first, which
+    // leaves those at the ends of what this warp has of a row. Every second channel is aligned alike.
+    const bool starts = at == 0 && (quad == 0 || place.w == 0);
+    const bool ends = at + 2 == 4 * stride && (quad == 7 || places[quad < 7 ? quad + 1 : 7].w == 0);
+    const unsigned* const words = reinterpret_cast<const unsigned*>(sums + i);
 #pragma unroll
-    for (int c = 0; c < 8; ++c, y += output.stride[1]) {
-      if (c >= channels || w >= width) break;
-      const scalar_t* const from = sums + c * pitch + i;
-      const int odd = static_cast<int>(reinterpret_cast<index_t>(y) / sizeof(scalar_t) % 2);
-      if (odd && starts) y[0] = from[0];
-      if (w + odd + 1 < width && !(odd && ends)) {
-        store_pair(y + odd, from[odd], from[odd + 1]);
-      } else if (w + odd < width) {
-        y[odd] = from[odd];
+    for (int parity = 0; parity < 2; ++parity) {
+      const int odd = static_cast<int>(reinterpret_cast<index_t>(y + parity * output.stride[1]) / 2 % 2);
+      const bool paired = odd ? live > 2 && !ends : live > 1, last = !paired && live > odd,
+                 first_too = odd && starts && live > 0;
+      scalar_t* target = y + (parity * output.stride[1] + odd);
+#pragma unroll
+      for (int c = parity; c < 8; c += 2, target += 2 * output.stride[1]) {
+        if (c >= channels) break;
+        const Word now{words[c * pitch / 2]};
+        const unsigned next = words[c * pitch / 2 + 1];  // the last lane's is padding
+        const Word word{static_cast<unsigned>((static_cast<unsigned long long>(next) << 32 | now.bits) >> (16 * odd))};
+        if (paired) *reinterpret_cast<unsigned*>(target) = word.bits;
+        if (last) *target = word.element[0];
+        if (first_too) target[-1] = now.element[0];
       }
     }
   }
@@ -331,139 +335,122 @@ __device__ __forceinline__ void store_channels(const scalar_t* sums, int pitch, 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
     convt3d_fprop_grouped_mma(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                               const scalar_t* __restrict__ bias, const View<scalar_t> output, const int shift_w,
-                              const int in_octets, const int out_octets, const int units, const int quads_w, const int runs,
+                              const int octets, const int channel_tiles, const int quads_w, const int quads, const int runs,
                               const int block_tiles, const int weight_bytes) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ Block block;
-  __shared__ Place places[BLOCK_WARPS][UNITS][8];
-  const Fragment* const fragments = reinterpret_cast<const Fragment*>(shared);
-  const RowTaps row = row_taps(problem, shift_w);
-  const int octets = SPECIALIZED(IN_OCTETS, in_octets), output_octets = SPECIALIZED(OUT_OCTETS, out_octets);
-  const int row_tiles = (output_octets * row.stride + 1) / 2, steps = row.steps(), pitch = 32 * row.stride + 2;
-  const int own_units = SPECIALIZED(OWN_UNITS, units);
-  const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  __shared__ Place places[BLOCK_WARPS][8];
+  const int channels = SPECIALIZED(IN_CHANNELS, problem.in_channels / problem.groups);
+  const int out_channels = SPECIALIZED(OUT_CHANNELS, problem.out_channels / problem.groups);
+  const Taps taps = taps_of(problem, shift_w, channels, SPECIALIZED(STRIDE_W == 1 && OUT_CHANNELS > 8 ? 2 : 1, octets));
+  const int pitch = 32 * taps.w.stride + 2, row_tiles = taps.row_tiles();
 
-  // blockIdx.x = ((n * groups + group) * runs + run) * classes + class: the classes of a place are at work at the same time, so that they
-  // find its inputs in the L2 cache and fill its rows. Where channels lie together, so are the groups of a place.
+  // blockIdx.x = (((n * groups + group) * channel_tiles + tile) * runs + run). Where channels lie together, so are the groups of a place.
   unsigned rest = blockIdx.x;
   const auto next = [&rest](int count) {
     const unsigned index = rest % count;
     rest /= count;
     return static_cast<int>(index);
   };
-  const int residue_h = next(problem.stride[1]), residue_d = next(problem.stride[0]);
   int run = output.stride[1] == 1 ? 0 : next(runs);
-  const int group = next(problem.groups);
+  const int first_out = next(channel_tiles) * 8 * taps.octets, group = next(problem.groups);
   if (output.stride[1] == 1) run = next(runs);
   const int n = static_cast<int>(rest);
-  {
-    const AxisClass d = axis_class(problem, 0, residue_d), h = axis_class(problem, 1, residue_h);
-    gather_weights(reinterpret_cast<Fragment*>(shared), problem, weight, d, h, group, row, octets, output_octets);
-    if (threadIdx.x == 0) {
-      block.d = d;
-      block.h = h;
-      block.origin_d = (d.first_output + problem.padding[0]) / problem.stride[0] - d.first_offset;
-      block.origin_h = (h.first_output + problem.padding[1]) / problem.stride[1] - h.first_offset;
-      block.quads_w = divisor_of(quads_w);
-      block.rows = divisor_of(max(h.outputs, 1));
-      block.quads = d.outputs * h.outputs * quads_w;
-      block.input = input.at(n, group * channels, 0, 0, 0) - input.data;
-      block.output = output.at(n, group * out_channels, d.first_output, h.first_output, 0) - output.data;
-      const index_t steps_between = input.stride[0] | input.stride[1] | input.stride[2] | input.stride[3];
-      block.input_quads = input.stride[4] == 1 && problem.input_size[2] % 4 == 0 && steps_between % 4 == 0 &&
-                          reinterpret_cast<index_t>(input.data) % (4 * sizeof(scalar_t)) == 0;
-    }
-  }
+  gather_weights(reinterpret_cast<Fragment*>(shared), problem, weight, group, first_out, taps);
   __syncthreads();
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  scalar_t* const stage = reinterpret_cast<scalar_t*>(shared + weight_bytes) + warp * 8 * pitch;
-  const int first_column = problem.padding[2] / row.stride - row.last_offset() - row.shift;
-  int first = (run * block_tiles * BLOCK_WARPS + warp) * 8 * own_units;
+  const Fragment* const fragments = reinterpret_cast<const Fragment*>(shared) + lane;
+  const index_t strides = input.stride[0] | input.stride[1] | input.stride[2] | input.stride[3];
+  const bool input_quads = input.stride[4] == 1 && problem.input_size[2] % 4 == 0 && strides % 4 == 0 &&
+                           reinterpret_cast<index_t>(input.data) % (4 * sizeof(scalar_t)) == 0;
+  const Divisor per_row = divisor_of(quads_w), rows = divisor_of((problem.output_size[1] + taps.h.stride - 1) / taps.h.stride);
+  const int before_d = problem.padding[0] / taps.d.stride, before_h = problem.padding[1] / taps.h.stride;
+  const int first_column = problem.padding[2] / taps.w.stride - taps.w.last() - taps.shift;
 #pragma unroll 1
-  for (int tile = 0; tile < block_tiles && first < block.quads; ++tile, first += BLOCK_WARPS * 8 * own_units) {
-    const scalar_t* from[UNITS];
-    int column[UNITS], at_d[UNITS], at_h[UNITS];
-#pragma unroll
-    for (int u = 0; u < own_units; ++u) {
-      const int quad = first + u * 8 + lane / 4, line = block.quads_w.quotient(quad), d = block.rows.quotient(line);
-      const int h = line - d * block.rows.value, q = 4 * (quad - line * block.quads_w.value);
-      column[u] = q + first_column;
-      at_d[u] = quad < block.quads ? block.origin_d + d : -NOWHERE;
-      at_h[u] = block.origin_h + h;
-      from[u] = input.data + (block.input + at_d[u] * input.stride[2] + at_h[u] * input.stride[3] +
-                              column[u] * input.stride[4] + lane % 4 * input.stride[1]);
-      if (lane % 4 == 0) {
-        const index_t to = d * problem.stride[0] * output.stride[2] + h * problem.stride[1] * output.stride[3];
-        const int w = quad < block.quads ? q * row.stride : NOWHERE;
-        places[warp][u][lane / 4] = {to + w * output.stride[4], w};
-      }
+  for (int tile = 0; tile < block_tiles; ++tile) {
+    const int first = ((run * block_tiles + tile) * BLOCK_WARPS + warp) * 8, quad = first + lane / 4;
+    if (first >= quads) break;
+    const int line = per_row.quotient(quad), q_d = rows.quotient(line), q_h = line - q_d * rows.value;
+    const int q_w = 4 * (quad - line * quads_w), column = q_w + first_column;
+    const int at_d = quad < quads ? q_d + before_d : -NOWHERE, at_h = q_h + before_h;
+    const scalar_t* const from = input.at(n, group * channels + lane % 4, at_d, at_h, column);
+    if (lane % 4 == 0) {
+      const int d = q_d * taps.d.stride, h = q_h * taps.h.stride, w = quad < quads ? q_w * taps.w.stride : NOWHERE;
+      const scalar_t* const corner = output.at(n, group * out_channels + first_out, d, h, w);
+      places[warp][lane / 4] = {corner - output.data, w, d, h};
     }
 
-    float sums[UNITS][MOST_ROW_TILES][4][4];
+    float sums[MOST_TILES][4][4];
 #pragma unroll
-    for (int u = 0; u < own_units; ++u) {
-#pragma unroll
-      for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) sums[u][m][i / 4][i % 4] = 0.0f;
-      }
-    }
-    const Fragment* fragment = fragments + lane;
+    for (int i = 0; i < taps.d.stride * taps.h.stride * row_tiles * 16; ++i) sums[i / 16][i / 4 % 4][i % 4] = 0.0f;
 #pragma unroll 1
-    for (int kd = 0; kd < block.d.taps; ++kd) {
-#pragma unroll 1
-      for (int kh = 0; kh < block.h.taps; ++kh) {
-        const int below_d = kd * block.d.offset_step, below_h = kh * block.h.offset_step;
-        const index_t below = below_d * input.stride[2] + below_h * input.stride[3];
-#pragma unroll 1
-        for (int octet = 0; octet < octets; ++octet) {
-          unsigned words[UNITS][2][MOST_WORDS];  // of this lane's two channels
+    for (int offset_d = taps.d.first(); offset_d <= taps.d.last(); ++offset_d) {
 #pragma unroll
-          for (int u = 0; u < own_units; ++u) {
-            const bool inside = static_cast<unsigned>(at_d[u] - below_d) < static_cast<unsigned>(problem.input_size[0]) &&
-                                static_cast<unsigned>(at_h[u] - below_h) < static_cast<unsigned>(problem.input_size[1]);
+      for (int offset_h = taps.h.first(); offset_h <= taps.h.last(); ++offset_h) {
+        const bool inside = static_cast<unsigned>(at_d - offset_d) < static_cast<unsigned>(problem.input_size[0]) &&
+                            static_cast<unsigned>(at_h - offset_h) < static_cast<unsigned>(problem.input_size[1]);
+        const index_t below = offset_d * input.stride[2] + offset_h * input.stride[3];
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
-              const int ci = octet * 8 + k * 4;
-              load_window(words[u][k], from[u] + (ci * input.stride[1] - below), column[u], problem.input_size[2],
-                          inside && ci + lane % 4 < channels, block.input_quads, input.stride[4], row);
+        for (int octet = 0; octet < taps.in_octets; ++octet) {
+          unsigned words[2][MOST_WORDS];  // of this lane's two channels
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const int ci = octet * 8 + k * 4;
+            load_window(words[k], from + (ci * input.stride[1] - below), column, problem.input_size[2],
+                        inside && ci + lane % 4 < channels, input_quads, input.stride[4], taps);
+          }
+#pragma unroll
+          for (int r_d = 0; r_d < taps.d.stride; ++r_d) {
+            const int kd = taps.d.tap(offset_d, r_d);
+            if (kd < 0) continue;
+#pragma unroll
+            for (int r_h = 0; r_h < taps.h.stride; ++r_h) {
+              const int kh = taps.h.tap(offset_h, r_h);
+              if (kh < 0) continue;
+              multiply_window(sums + (r_d * taps.h.stride + r_h) * row_tiles, words,
+                              fragments + ((kd * taps.h.kernel + kh) * taps.in_octets + octet) * taps.fragments(), taps);
             }
           }
-          multiply_windows(sums, words, fragment, own_units, row_tiles, steps, row.shift);
-          fragment += steps * row_tiles * PARTS * 32;
         }
       }
     }
 
     __syncwarp();  // the places are written
+    // Registers are for sums: what follows from the thread's number is not kept.
+    const int again = static_cast<int>(computed_anew(threadIdx.x)), own = again % 32;
+    scalar_t* const stage = reinterpret_cast<scalar_t*>(shared + weight_bytes) + again / 32 * 8 * pitch;
 #pragma unroll
-    for (int u = 0; u < own_units; ++u) {
+    for (int octet = 0; octet < taps.octets; ++octet) {
+      const int co = first_out + octet * 8 + own / 4,
+                live = SPECIALIZED(OUT_CHANNELS % 8 == 0, false) ? 8 : out_channels - first_out - octet * 8;
+      const float start = bias != nullptr && co < out_channels ? to_accum(bias[group * out_channels + co]) : 0.0f;
 #pragma unroll
-      for (int octet = 0; octet < output_octets; ++octet) {
-        const int co = octet * 8 + lane / 4, first_channel = group * out_channels + octet * 8;
-        const float start = bias != nullptr && co < out_channels ? to_accum(bias[first_channel + lane / 4]) : 0.0f;
-        // Lane l has channel l / 4 of the quads 2*(l % 4) and the next.
-        const auto sum = [&](int residue, int t, int e) {
-          const int half = octet * row.stride + residue;
-          return to_scalar(sums[u][half / 2][t][half % 2 * 2 + e] + start);
-        };
+      for (int r_d = 0; r_d < taps.d.stride; ++r_d) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          scalar_t* const to = stage + lane / 4 * pitch + (lane % 4 * 8 + i) * row.stride;
+        for (int r_h = 0; r_h < taps.h.stride; ++r_h) {
+          // Lane l has channel l / 4 of the quads 2*(l % 4) and the next.
+          const auto sum = [&](int residue, int t, int e) {
+            const int half = octet * taps.w.stride + residue;
+            return to_scalar(sums[(r_d * taps.h.stride + r_h) * row_tiles + half / 2][t][half % 2 * 2 + e] + start);
+          };
 #pragma unroll
-          for (int r = 0; r < row.stride; ++r) {
-            if (row.stride % 2 == 1) {
-              to[r] = sum(r, i % 4, i / 4);
-            } else if (r % 2 == 0) {
-              *reinterpret_cast<Pair*>(to + r) = {{sum(r, i % 4, i / 4), sum(r + 1, i % 4, i / 4)}};
+          for (int i = 0; i < 8; ++i) {
+            scalar_t* const to = stage + own / 4 * pitch + (own % 4 * 8 + i) * taps.w.stride;
+#pragma unroll
+            for (int r = 0; r < taps.w.stride; ++r) {
+              if (taps.w.stride % 2 == 1) {
+                to[r] = sum(r, i % 4, i / 4);
+              } else if (r % 2 == 0) {
+                *reinterpret_cast<Pair*>(to + r) = {{sum(r, i % 4, i / 4), sum(r + 1, i % 4, i / 4)}};
+              }
             }
           }
+          __syncwarp();
+          const index_t offset = octet * 8 * output.stride[1] + r_d * output.stride[2] + r_h * output.stride[3];
+          store_channels(stage, pitch, places[again / 32], taps.w.stride, {r_d, r_h}, problem.output_size, live, output, offset,
+                         own);
+          __syncwarp();  // before the next sums, or places, come to the same memory
         }
-        __syncwarp();
-        store_channels(stage, pitch, places[warp][u], row.stride, problem.output_size[2], min(8, out_channels - octet * 8),
-                       output, block.output + octet * 8 * output.stride[1], lane);
-        __syncwarp();  // before the next sums, or places, come to the same memory
       }
     }
   }
