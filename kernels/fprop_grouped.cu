@@ -268,9 +268,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
 
   // Position `first` and every 32nd after it are this thread's, first those of the warp's piece of the tile, then of the next tile's.
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  int first = (run * block_tiles * BLOCK_WARPS + warp) * 32 * positions + lane;
+  // Blocks that are at work together have neighbouring tiles: what they write is contiguous, as memory likes it.
+  int first = (run * BLOCK_WARPS + warp) * 32 * positions + lane;
 #pragma unroll 1
-  for (int tile = 0; tile < block_tiles && first - lane < block.positions; ++tile, first += BLOCK_WARPS * 32 * positions) {
+  for (int tile = 0; tile < block_tiles && first - lane < block.positions;
+       ++tile, first += runs * BLOCK_WARPS * 32 * positions) {
     accum_t sums[MOST_SUMS][CHANNELS];
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) {

@@ -41,7 +41,7 @@ shared_bytes = "weight_bytes + BLOCK_WARPS * 8 * (32 * stride_w + 2) * itemsize"
 "quads <= 500000000" = "it counts the positions of a volume in 32 bits"
 [search]
 BLOCK_WARPS = [4, 8]
-BLOCK_TILES = [4, 16]
+BLOCK_TILES = [2, 4, 8]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles"
 block = "32 * BLOCK_WARPS"
@@ -58,13 +58,14 @@ shared_bytes = "shared_bytes"
 //   depth:   input channels (8) x offsets: 1 in tf32, 2 in 16 bits; where a residue has no tap at an offset the weight is zero
 //   columns: 8 positions q
 //
-// A warp has 8 quads of 4 neighbouring q, counted over rows and planes alike; column n of its product t is the t-th q of quad n. So a
+// A warp has 8 quads of 4 neighbouring q, counted over rows and planes alike; a column of its product t is the t-th q of a quad. So a
 // lane reads neighbours of its channel as they lie in memory, 16 or 8 bytes at once where rows are aligned: in 16 bits two
 // neighbours are two offsets and need no turning. The sums of 8 channels pass through shared memory and leave it as pieces of 32 * stride
 // outputs of a row.
 //
 // Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds.
 #include "convt3d.cuh"
+#include "convt3d/advanced.cuh"
 #include "convt3d/divisor.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
@@ -75,7 +76,7 @@ shared_bytes = "shared_bytes"
 #define BLOCK_WARPS 4
 #endif
 #ifndef BLOCK_TILES
-#define BLOCK_TILES 16
+#define BLOCK_TILES 4
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W
@@ -114,7 +115,7 @@ constexpr int MOST_WORDS = 16 / EACH;       // of a window: 3 elements before it
 constexpr int MOST_TILES = 4;               // of sums: row tiles of all residues of d and h
 constexpr int NOWHERE = 0x40000000;         // a coordinate outside every tensor
 constexpr bool LONG_ROWS = (KERNEL_W - 1) * DILATION_W >= 3 * STRIDE_W;  // of taps: a window takes more registers
-constexpr int RESIDENT_WARPS = 16 - (PARTS == 2 ? 4 : 0) - (LONG_ROWS ? 4 : 0);
+constexpr int RESIDENT_WARPS = PARTS == 2 ? 8 : (EACH == 1 ? 12 : 16) - (LONG_ROWS ? 4 : 0);
 
 union Word {
   unsigned bits;
@@ -139,6 +140,9 @@ struct alignas(16) Place {
   index_t output;
   int w, d, h;
 };
+
+// The quad of a product's column: so that lanes that store their sums at a stride of 2 meet 32 banks.
+__device__ inline int quad_of(int column) { return EACH == 1 ? column % 2 * 4 + column / 2 : column; }
 
 // Which tap feeds an output through the input `offset` before its position's.
 struct AxisTaps {
@@ -300,10 +304,14 @@ __device__ __forceinline__ void store_channels(const scalar_t* sums, int pitch, 
     if (place.d + residue[0] >= size[0] || place.h + residue[1] >= size[1]) continue;
     const int live = size[2] - place.w - at;  // outputs of the row from here on
     scalar_t* y = output.data + (first_output + place.output + at);
+    const scalar_t* const from = sums + i;
     if (EACH == 1) {
+      scalar_t values[8];
 #pragma unroll
-      for (int c = 0; c < 8; ++c, y += output.stride[1]) {
-        if (c < channels && live > 0) *y = sums[c * pitch + i];
+      for (int c = 0; c < 8; ++c) values[c] = from[c * pitch];
+#pragma unroll
+      for (int c = 0; c < 8; ++c, y = advanced(y, output.stride[1] * 4)) {
+        if (c < channels && live > 0) *y = values[c];
       }
       continue;
     }
@@ -311,15 +319,16 @@ __device__ __forceinline__ void store_channels(const scalar_t* sums, int pitch, 
     // leaves those at the ends of what this warp has of a row. Every second channel is aligned alike.
     const bool starts = at == 0 && (quad == 0 || place.w == 0);
     const bool ends = at + 2 == 4 * stride && (quad == 7 || places[quad < 7 ? quad + 1 : 7].w == 0);
-    const unsigned* const words = reinterpret_cast<const unsigned*>(sums + i);
+    const unsigned* const words = reinterpret_cast<const unsigned*>(from);
 #pragma unroll
     for (int parity = 0; parity < 2; ++parity) {
       const int odd = static_cast<int>(reinterpret_cast<index_t>(y + parity * output.stride[1]) / 2 % 2);
       const bool paired = odd ? live > 2 && !ends : live > 1, last = !paired && live > odd,
                  first_too = odd && starts && live > 0;
       scalar_t* target = y + (parity * output.stride[1] + odd);
+      const index_t step = output.stride[1] * 4;  // bytes to the next channel but one
 #pragma unroll
-      for (int c = parity; c < 8; c += 2, target += 2 * output.stride[1]) {
+      for (int c = parity; c < 8; c += 2, target = advanced(target, step)) {
         if (c >= channels) break;
         const Word now{words[c * pitch / 2]};
         const unsigned next = words[c * pitch / 2 + 1];  // the last lane's is padding
@@ -366,9 +375,10 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
   const Divisor per_row = divisor_of(quads_w), rows = divisor_of((problem.output_size[1] + taps.h.stride - 1) / taps.h.stride);
   const int before_d = problem.padding[0] / taps.d.stride, before_h = problem.padding[1] / taps.h.stride;
   const int first_column = problem.padding[2] / taps.w.stride - taps.w.last() - taps.shift;
+  // Blocks that are at work together have neighbouring tiles: what they write is contiguous, as memory likes it.
 #pragma unroll 1
   for (int tile = 0; tile < block_tiles; ++tile) {
-    const int first = ((run * block_tiles + tile) * BLOCK_WARPS + warp) * 8, quad = first + lane / 4;
+    const int first = ((tile * runs + run) * BLOCK_WARPS + warp) * 8, own_quad = quad_of(lane / 4), quad = first + own_quad;
     if (first >= quads) break;
     const int line = per_row.quotient(quad), q_d = rows.quotient(line), q_h = line - q_d * rows.value;
     const int q_w = 4 * (quad - line * quads_w), column = q_w + first_column;
@@ -377,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
     if (lane % 4 == 0) {
       const int d = q_d * taps.d.stride, h = q_h * taps.h.stride, w = quad < quads ? q_w * taps.w.stride : NOWHERE;
       const scalar_t* const corner = output.at(n, group * out_channels + first_out, d, h, w);
-      places[warp][lane / 4] = {corner - output.data, w, d, h};
+      places[warp][own_quad] = {corner - output.data, w, d, h};
     }
 
     float sums[MOST_TILES][4][4];
@@ -385,12 +395,12 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
     for (int i = 0; i < taps.d.stride * taps.h.stride * row_tiles * 16; ++i) sums[i / 16][i / 4 % 4][i % 4] = 0.0f;
 #pragma unroll 1
     for (int offset_d = taps.d.first(); offset_d <= taps.d.last(); ++offset_d) {
-#pragma unroll
+#pragma unroll(LONG_ROWS ? 1 : 16)
       for (int offset_h = taps.h.first(); offset_h <= taps.h.last(); ++offset_h) {
         const bool inside = static_cast<unsigned>(at_d - offset_d) < static_cast<unsigned>(problem.input_size[0]) &&
                             static_cast<unsigned>(at_h - offset_h) < static_cast<unsigned>(problem.input_size[1]);
         const index_t below = offset_d * input.stride[2] + offset_h * input.stride[3];
-#pragma unroll
+#pragma unroll 1
         for (int octet = 0; octet < taps.in_octets; ++octet) {
           unsigned words[2][MOST_WORDS];  // of this lane's two channels
 #pragma unroll
@@ -428,14 +438,14 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       for (int r_d = 0; r_d < taps.d.stride; ++r_d) {
 #pragma unroll
         for (int r_h = 0; r_h < taps.h.stride; ++r_h) {
-          // Lane l has channel l / 4 of the quads 2*(l % 4) and the next.
+          // Lane l has channel l / 4 of the quads of columns 2*(l % 4) and the next.
           const auto sum = [&](int residue, int t, int e) {
             const int half = octet * taps.w.stride + residue;
             return to_scalar(sums[(r_d * taps.h.stride + r_h) * row_tiles + half / 2][t][half % 2 * 2 + e] + start);
           };
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
-            scalar_t* const to = stage + own / 4 * pitch + (own % 4 * 8 + i) * taps.w.stride;
+            scalar_t* const to = stage + own / 4 * pitch + (quad_of(own % 4 * 2 + i / 4) * 4 + i % 4) * taps.w.stride;
 #pragma unroll
             for (int r = 0; r < taps.w.stride; ++r) {
               if (taps.w.stride % 2 == 1) {

@@ -44,7 +44,10 @@ class CudaModule(Module):
             self._module = cupy.RawModule(path=str(path))
             self._functions = {launch.symbol: self._module.get_function(launch.symbol) for launch in instance.kernel.launches}
             self._pointers = {symbol: function.kernel.ptr for symbol, function in self._functions.items()}
-            self._shared_limits = dict.fromkeys(self._functions, _DEFAULT_SHARED_LIMIT)
+            # What a block may have of shared memory without asking is for static and dynamic together.
+            self._shared_limits = {
+                symbol: _DEFAULT_SHARED_LIMIT - function.shared_size_bytes for symbol, function in self._functions.items()
+            }
 
     def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int = 0) -> None:
         with self._device:
