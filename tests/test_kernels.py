@@ -112,6 +112,10 @@ GROUPED_TAILS = {
     "no tap": ["n1_c4to4_i3_k1_s2_g2_bias", "n1_c4to4_i3_k1x2x1_s3x4x4_g2_bias", "n1_c4to4_i4_k3_s2_d2_g2_bias"],
     "lcm(stride, dilation)": [f"n1_c4to4_i5x4x9_k3_s{s}_p2_d{d}_g2" for s, d in ((2, 3), (3, 2), (4, 2), (4, 3))],
 }
+WINDOW_TAILS = {
+    "windows": [f"n1_c8to8_i2x3x{w}_k2x2x{k}_s1x1x{s}_p0x0x{p}_g2" for w in (8, 9) for k in (2, 5, 8) for s in (1, 2, 4) for p in (0, 1)],
+    "quads of a warp": [f"n1_c8to8_i2x3x{w}_k3_s2_p1_g2" for w in (3, 4, 5, 8, 27, 28, 32, 60, 64)],
+}
 DEPTHWISE_TAILS = {
     "positions": [f"n1_c2to4_i1x1x{w}_k1x1x3_s1x1x{s}_p0x0x1_g2" for w in (1, 31, 32, 33, 127, 128, 129, 257) for s in (1, 2)],
     "runs": [f"n2_c3to3_i2x{h}x5_k3_s1x{s}x1_p1_g3" for h in (1, 3, 4, 5, 7, 8, 9) for s in (1, 2, 3, 4)],
@@ -135,6 +139,7 @@ TAILS = [
     for name, tails in (
         ("fprop_implicit_gemm_simt", SIMT_TAILS),
         ("fprop_grouped", GROUPED_TAILS),
+        ("fprop_grouped_mma", GROUPED_TAILS | WINDOW_TAILS),
         ("fprop_depthwise", DEPTHWISE_TAILS),
         ("fprop_patch", PATCH_TAILS),
     )
@@ -144,14 +149,15 @@ TAILS = [
 
 
 @pytest.mark.parametrize(("name", "what"), dict.fromkeys((name, what) for name, what, _ in TAILS))
-def test_simt_tails(name: str, what: str, device: Backend) -> None:
+def test_tails(name: str, what: str, device: Backend) -> None:
     kernel, ran = kernels()[name], 0
-    for problem in [Problem.parse(p) for n, w, p in TAILS if (n, w) == (name, what)]:
-        if kernel.why_not(problem, "fp32") is None:
-            ran += 1
-            for seed in (0, 5):  # contiguous tensors, then drawn layouts
-                outcome = verify(device, kernel, problem, "fp32", "exact", seed)
-                assert outcome.ok, f"{name} {problem} seed {seed}: {outcome.message}"
+    for dtype in ("fp32",) if "fp32" in kernel.dtypes else ("tf32", "bf16"):
+        for problem in [Problem.parse(p) for n, w, p in TAILS if (n, w) == (name, what)]:
+            if kernel.why_not(problem, dtype) is None:
+                ran += 1
+                for seed in (0, 5):  # contiguous tensors, then drawn layouts
+                    outcome = verify(device, kernel, problem, dtype, "exact", seed)
+                    assert outcome.ok, f"{name} {problem} {dtype} seed {seed}: {outcome.message}"
     assert ran > 0
 
 
