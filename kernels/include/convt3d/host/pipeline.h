@@ -147,6 +147,23 @@ CONVT3D_RUNTIME inline void bulk_copy(unsigned target, const void* source, unsig
   wake_waiters(counter);
 }
 
+// A barrier of 128 threads is an mbarrier at which all of them arrive and wait.
+CONVT3D_RUNTIME inline void sync_warpgroup(int warpgroup, CONVT3D_HERE) {
+  using namespace convt3d_host;
+  static Mbarrier barriers[most_sets][max_threads / 128];
+  static unsigned serials[most_sets][max_threads / 128];
+  Mbarrier& barrier = barriers[state.set][warpgroup];
+  if (serials[state.set][warpgroup] != state.block_serial) {
+    serials[state.set][warpgroup] = state.block_serial;
+    barrier = {};
+    barrier.arrivals = barrier.missing = 128;
+  }
+  const Site site = {file, line, "sync_warpgroup"};
+  const unsigned parity = barrier.phase;
+  arrive(&barrier, 0, site);
+  wait_for_phase(&barrier, parity, site);
+}
+
 inline void fence_async() {}
 template <int registers>
 inline void give_registers() {}
