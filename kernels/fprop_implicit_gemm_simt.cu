@@ -351,25 +351,25 @@ __device__ __forceinline__ void store_eight(const accum_t (&sums)[8], scalar_t* 
 }
 
 // Fill what no tap reaches of some channels and of the rows in [first, end), counted over d and h: rows, and `columns` of the others.
+// All warps share the rows of a plane without taps; elsewhere each has rows of its own.
 __device__ inline void fill_gaps(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output, int n,
                                  int first_channel, int channels, index_t first, index_t end, bool columns) {
-  const int thread = static_cast<int>(threadIdx.x), warps = static_cast<int>(blockDim.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32, height = problem.output_size[1];
   const index_t width = problem.output_size[2];
   for (index_t row = first, stop; row < end; row = stop) {
-    const int d = static_cast<int>(row / problem.output_size[1]), first_h = static_cast<int>(row % problem.output_size[1]);
-    stop = row + min(end - row, static_cast<index_t>(problem.output_size[1] - first_h));
+    const int d = static_cast<int>(row / height), first_h = static_cast<int>(row % height);
+    stop = min(end, row - first_h + height);
     const int end_h = first_h + static_cast<int>(stop - row);
-    if (!has_tap(problem, 0, d)) {
-      fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, first_h * width, end_h * width, thread / 32,
-                   warps);
-      continue;
-    }
-    for (int h = first_h + thread / 32; h < end_h; h += warps) {  // each warp looks at its own
-      if (!has_tap(problem, 1, h)) {
-        fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, h * width, (h + 1) * width, 0, 1);
+    const bool shared_rows = !has_tap(problem, 0, d);
+    for (int h = first_h + (shared_rows ? 0 : warp), next; h < end_h; h = next) {
+      next = shared_rows ? end_h : h + warps;
+      if (shared_rows || !has_tap(problem, 1, h)) {
+        fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, h * width,
+                     (shared_rows ? end_h : h + 1) * width, shared_rows ? warp : 0, shared_rows ? warps : 1);
         continue;
       }
-      for (int w = thread % 32; columns && w < width; w += 32) {
+      for (int w = lane; columns && w < width; w += 32) {
         if (has_tap(problem, 2, w)) continue;
         for (int c = first_channel; c < first_channel + channels; ++c) {
           *output.at(n, c, d, h, w) = bias == nullptr ? to_scalar(accum_t(0)) : bias[c];

@@ -2,14 +2,14 @@
 // so they are stored by the block that stores the sums beside them, at about the same time: L2 makes whole sectors of both.
 #pragma once
 
-// A warp fills `count` neighbours, 16 bytes a lane between the first and the last whole ones.
+// A warp fills `count` neighbours, 16 bytes a lane from the first on that begins a line or a part of one.
 template <class Index>
 __device__ inline void fill_run(scalar_t* run, Index count, scalar_t value, int lane) {
   constexpr int LENGTH = 16 / sizeof(scalar_t);
   struct alignas(16) Piece {
     scalar_t element[LENGTH];
   };
-  const Index before = static_cast<Index>(0 - reinterpret_cast<unsigned long long>(run) / sizeof(scalar_t)) & (LENGTH - 1);
+  const Index before = static_cast<Index>(0 - reinterpret_cast<unsigned long long>(run) / sizeof(scalar_t)) & 31;
   const Index head = before < count ? before : count, pieces = (count - head) / LENGTH, tail = head + pieces * LENGTH + lane;
   Piece piece;
   for (int i = 0; i < LENGTH; ++i) piece.element[i] = value;
