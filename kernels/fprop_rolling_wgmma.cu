@@ -872,7 +872,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         const int channel = place.channel_tile * channels8 * 8, channels = min(channels8 * 8, out_channels - channel);
         const int first = m_first + (place.m_tile * CONSUMERS + thread / 128) * tiles * 64, end = first + tiles * 64;
         const int end_row = end < m_first + m_tiles * tile_rows ? end / pitch : problem.batch * rows;
-        const int first_h = segment.class_h * problem.dilation[1] % problem.stride[1] - problem.padding[1];
+        const int first_h = computed_anew(segment.class_h) * problem.dilation[1] % problem.stride[1] - problem.padding[1];
         int rows_h = 1;  // up to the next that has taps
         while (rows_h < problem.stride[1] && !has_tap(problem, 1, first_h + rows_h)) ++rows_h;
         const auto output_at = [&](int row, int skipped, int position) {

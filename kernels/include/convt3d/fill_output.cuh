@@ -2,6 +2,8 @@
 // so they are stored by the block that stores the sums beside them, at about the same time: L2 makes whole sectors of both.
 #pragma once
 
+#include "convt3d/forget_memory.cuh"
+
 // A warp fills `count` neighbours, 16 bytes a lane from the first on that begins a line or a part of one.
 template <class Index>
 __device__ inline void fill_run(scalar_t* run, Index count, scalar_t value, int lane) {
@@ -24,7 +26,7 @@ template <class Index>
 __device__ inline void fill_outputs(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output, int n,
                                     int first_channel, int channels, int first_d, int end_d, Index begin, Index end, int warp,
                                     int warps) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, width = problem.output_size[2];
+  const int lane = computed_anew(static_cast<int>(threadIdx.x)) % 32, width = problem.output_size[2];
   const bool joined = output.stride[3] == width * output.stride[4];  // rows follow each other as their elements do
   // A warp takes a channel; where channels lie side by side it takes as many of them as it can.
   const bool channels_last = output.stride[1] == 1 && output.stride[4] != 1;
@@ -35,7 +37,9 @@ __device__ inline void fill_outputs(const Problem& problem, const scalar_t* bias
   for (Index at = begin, stop; at < end; at = stop) {
     const int h = static_cast<int>(at / width), w = static_cast<int>(at % width);
     stop = joined ? end : at + min(end - at, static_cast<Index>(width - w));
+#pragma unroll 1
     for (int d = max(first_d, 0); d < min(end_d, problem.output_size[0]); ++d) {
+#pragma unroll 1
       for (int c = first_c; c < channels; c += step_c) {
         const scalar_t value = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
         scalar_t* const run = output.at(n, first_channel + c, d, h, w);
