@@ -85,8 +85,8 @@ shared_bytes = "block_bytes"
 //
 // Where the stride along w is 2, both residues of w are one class, so that inputs are staged once for both and a thread writes whole
 // pieces of rows: tap t feeds output 2*q + r through input q + padding/2 - (t - r - padding%2)/2. So is a stride and dilation of 2,
-// where only one of the two residues has taps; the other is stored as the bias. Rows, planes and other columns without taps are nobody's
-// sums: each block fills its share of them.
+// where only one of the two residues has taps; the other is stored as the bias. Other columns, rows and planes without taps are nobody's
+// sums: each block fills about those beside its own.
 //
 // A thread owns THREAD_QUADS quads (half as many with two residues) x CHANNELS channels. For one row of taps it reads 8 inputs of each
 // quad (two 16-byte loads) and, for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds
@@ -350,30 +350,22 @@ __device__ __forceinline__ void store_eight(const accum_t (&sums)[8], scalar_t* 
   }
 }
 
-// Fill what no tap reaches of some channels and of the rows in [first, end), counted over d and h: rows, and `columns` of the others.
-// All warps share the rows of a plane without taps; elsewhere each has rows of its own.
+// A warp fills what no tap reaches of some channels and of the rows in [first, end), counted over d and h: rows, and `columns` of the
+// others.
 __device__ inline void fill_gaps(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output, int n,
                                  int first_channel, int channels, index_t first, index_t end, bool columns) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int warps = static_cast<int>(blockDim.x) / 32, height = problem.output_size[1];
-  const index_t width = problem.output_size[2];
-  for (index_t row = first, stop; row < end; row = stop) {
-    const int d = static_cast<int>(row / height), first_h = static_cast<int>(row % height);
-    stop = min(end, row - first_h + height);
-    const int end_h = first_h + static_cast<int>(stop - row);
-    const bool shared_rows = !has_tap(problem, 0, d);
-    for (int h = first_h + (shared_rows ? 0 : warp), next; h < end_h; h = next) {
-      next = shared_rows ? end_h : h + warps;
-      if (shared_rows || !has_tap(problem, 1, h)) {
-        fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, h * width,
-                     (shared_rows ? end_h : h + 1) * width, shared_rows ? warp : 0, shared_rows ? warps : 1);
-        continue;
-      }
-      for (int w = lane; columns && w < width; w += 32) {
-        if (has_tap(problem, 2, w)) continue;
-        for (int c = first_channel; c < first_channel + channels; ++c) {
-          *output.at(n, c, d, h, w) = bias == nullptr ? to_scalar(accum_t(0)) : bias[c];
-        }
+  const index_t width = problem.output_size[2], height = problem.output_size[1];
+  for (index_t row = first, next; row < end; row = next) {
+    const int d = static_cast<int>(row / height), h = static_cast<int>(row % height);
+    const bool is_plane = !has_tap(problem, 0, d);
+    next = is_plane ? min(end, row - h + height) : row + 1;
+    if (is_plane || !has_tap(problem, 1, h)) {
+      fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, h * width, (h + next - row) * width, 0, 1);
+      continue;
+    }
+    for (int w = static_cast<int>(threadIdx.x) % 32; columns && w < width; w += 32) {
+      for (int c = has_tap(problem, 2, w) ? channels : 0; c < channels; ++c) {
+        *output.at(n, first_channel + c, d, h, w) = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
       }
     }
   }
@@ -400,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
               tiles, thread_tiles);
   }
   __syncthreads();
-  // The block's share of the rows lies about where its tile does, so that L2 makes whole sectors of both.
+  // Of all rows a block has about those of its tile, so that L2 makes whole sectors of both.
   const auto fill_share = [&] {
     const int channel = tile.thread_tile * own_channels, group_channels = problem.out_channels / problem.groups;
     const unsigned class_blocks =
@@ -408,9 +400,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     const index_t classes = gridDim.x / class_blocks, shares = classes * tiles;
     const index_t share = tile.first_quad / (position_threads * quads) * classes + blockIdx.x / class_blocks;
     const index_t rows = static_cast<index_t>(problem.output_size[0]) * problem.output_size[1];
+    const index_t first = rows * share / shares, count = rows * (share + 1) / shares - first;
+    const int warp = thread / 32, warps = threads / 32;
     fill_gaps(problem, bias, output, tile.n, tile.group * group_channels + channel,
-              min(channel_warps * own_channels, group_channels - channel), rows * share / shares, rows * (share + 1) / shares,
-              !pair);
+              min(channel_warps * own_channels, group_channels - channel), first + count * warp / warps,
+              first + count * (warp + 1) / warps, !pair);
   };
   if (SPECIALIZED(FILLED, filled) && tile.first_quad >= tile.end_quad) fill_share();
   if (tile.first_quad >= tile.end_quad) return;  // the whole block: classes differ in size

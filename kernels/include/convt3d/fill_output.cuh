@@ -4,7 +4,7 @@
 
 #include "convt3d/forget_memory.cuh"
 
-// A warp fills `count` neighbours, 16 bytes a lane from the first on that begins a line or a part of one.
+// A warp fills `count` neighbours: 16 bytes a lane from the first multiple of 32 elements on, where lines or halves of them begin.
 template <class Index>
 __device__ inline void fill_run(scalar_t* run, Index count, scalar_t value, int lane) {
   constexpr int LENGTH = 16 / sizeof(scalar_t);

@@ -152,16 +152,12 @@ CONVT3D_RUNTIME inline void sync_warpgroup(int warpgroup, CONVT3D_HERE) {
   using namespace convt3d_host;
   static Mbarrier barriers[most_sets][max_threads / 128];
   static unsigned serials[most_sets][max_threads / 128];
-  Mbarrier& barrier = barriers[state.set][warpgroup];
-  if (serials[state.set][warpgroup] != state.block_serial) {
-    serials[state.set][warpgroup] = state.block_serial;
-    barrier = {};
-    barrier.arrivals = barrier.missing = 128;
-  }
-  const Site site = {file, line, "sync_warpgroup"};
-  const unsigned parity = barrier.phase;
-  arrive(&barrier, 0, site);
-  wait_for_phase(&barrier, parity, site);
+  Mbarrier* const barrier = &barriers[state.set][warpgroup];
+  if (serials[state.set][warpgroup] != state.block_serial) *barrier = {128, 128, 0, 0};
+  serials[state.set][warpgroup] = state.block_serial;
+  const unsigned parity = barrier->phase;
+  arrive(barrier, 0, {file, line, "sync_warpgroup"});
+  wait_for_phase(barrier, parity, {file, line, "sync_warpgroup"});
 }
 
 inline void fence_async() {}
