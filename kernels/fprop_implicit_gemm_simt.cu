@@ -8,6 +8,7 @@ LIVE_RESIDUES = "live_residues"
 LEAD_W = "lead_w"
 EVEN_TAPS_H = "even_taps_h"
 EVEN_TAPS_W = "even_taps_w"
+FILLED = "filled"
 [constants]
 pairs = "1 if stride_w == 2 and itemsize == 4 and (dilation_w == 2 or dilation_w == 1 and kernel_w <= 8) else 0"
 live_residues = "2 if pairs and dilation_w == 1 and kernel_w > 1 else 1"
@@ -21,6 +22,7 @@ spread_w = "dilation_w // gcd(stride_w, dilation_w)"
 classes = "min(kernel_d, step_d) * spread_d * min(kernel_h, step_h) * spread_h * min(kernel_w, step_w) * spread_w"
 dead_rows = "kernel_d < stride_d or kernel_h < stride_h or step_d * step_h < stride_d * stride_h"
 dead_columns = "not pairs and (kernel_w < stride_w or step_w < stride_w)"
+filled = "1 if dead_rows or dead_columns else 0"
 taps_d = "ceil_div(kernel_d, step_d)"
 taps_h = "ceil_div(kernel_h, step_h)"
 taps_w = "ceil_div(kernel_w, step_w)"
@@ -55,6 +57,7 @@ block_bytes = "8 * row_slots + 2 * stage_elements * itemsize"
 "max(stride_d * spread_d, stride_h * spread_h, stride_w * spread_w) < 2 * 1024 * 1024 * 1024" = "the least common multiple of stride and dilation must be below 2^31 on each axis"
 "block_bytes <= 98 * 1024" = "one channel's input rows and weights, twice, must fit the 99 KiB of shared memory that every GPU has"
 [search]
+BLOCK_WARPS = [6, 8]
 POSITION_WARPS = [4, 8]
 UNROLLED_TAPS = [3, 10]
 [workspace]
@@ -64,11 +67,6 @@ symbol = "convt3d_fprop_implicit_gemm_simt_pack"
 grid = "ceil_div(in_channels * taps * thread_tiles * thread_channels, 256)"
 block = 256
 packs = "packed_weight"
-[[launch]]
-symbol = "convt3d_fprop_implicit_gemm_simt_fill"
-when = "dead_rows or dead_columns"
-grid = "batch * ceil_div(out_channels, 8) * output_d"
-block = 256
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_simt"
 grid = "classes * batch * groups * tiles * channel_tiles"
@@ -87,7 +85,8 @@ shared_bytes = "block_bytes"
 //
 // Where the stride along w is 2, both residues of w are one class, so that inputs are staged once for both and a thread writes whole
 // pieces of rows: tap t feeds output 2*q + r through input q + padding/2 - (t - r - padding%2)/2. So is a stride and dilation of 2,
-// where only one of the two residues has taps; the other is stored as the bias.
+// where only one of the two residues has taps; the other is stored as the bias. Other columns, rows and planes without taps are nobody's
+// sums: each block fills about those beside its own.
 //
 // A thread owns THREAD_QUADS quads (half as many with two residues) x CHANNELS channels. For one row of taps it reads 8 inputs of each
 // quad (two 16-byte loads) and, for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds
@@ -138,6 +137,9 @@ shared_bytes = "block_bytes"
 #ifndef EVEN_TAPS_W
 #define EVEN_TAPS_W 3
 #endif
+#ifndef FILLED
+#define FILLED 0
+#endif
 
 constexpr int QUADS = sizeof(accum_t) == 4 ? THREAD_QUADS : 1;  // fp64 sums take two registers each
 constexpr int OWN_QUADS = CHANNELS == 8 && LIVE_RESIDUES == 2 && QUADS > 1 ? QUADS / 2 : QUADS;
@@ -184,12 +186,6 @@ extern "C" __global__ void __launch_bounds__(256)
                       (place[0].position * place[1].class_taps + place[1].position) * place[2].class_taps + place[2].position;
   packed_weight[row * thread_channels + lane] =
       co < out_channels ? to_accum(*weight.at(group * channels + ci, co, tap[0], tap[1], tap[2])) : accum_t(0);
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-    convt3d_fprop_implicit_gemm_simt_fill(const Problem problem, const scalar_t* __restrict__ bias,
-                                          const View<scalar_t> output) {
-  fill_output(problem, bias, output);
 }
 
 // The rows of taps a stage holds, and steps in elements through its inputs (from row to row, then on to the next kd, then on to the
@@ -354,13 +350,34 @@ __device__ __forceinline__ void store_eight(const accum_t (&sums)[8], scalar_t* 
   }
 }
 
+// A warp fills what no tap reaches of some channels and of the rows in [first, end), counted over d and h: rows, and `columns` of the
+// others.
+__device__ inline void fill_gaps(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output, int n,
+                                 int first_channel, int channels, index_t first, index_t end, bool columns) {
+  const index_t width = problem.output_size[2], height = problem.output_size[1];
+  for (index_t row = first, next; row < end; row = next) {
+    const int d = static_cast<int>(row / height), h = static_cast<int>(row % height);
+    const bool is_plane = !has_tap(problem, 0, d);
+    next = is_plane ? min(end, row - h + height) : row + 1;
+    if (is_plane || !has_tap(problem, 1, h)) {
+      fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, h * width, (h + next - row) * width, 0, 1);
+      continue;
+    }
+    for (int w = static_cast<int>(threadIdx.x) % 32; columns && w < width; w += 32) {
+      for (int c = has_tap(problem, 2, w) ? channels : 0; c < channels; ++c) {
+        *output.at(n, first_channel + c, d, h, w) = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
+      }
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     convt3d_fprop_implicit_gemm_simt(const Problem problem, const View<const scalar_t> input,
                                      const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                      const View<scalar_t> output, const int thread_channels, const int thread_quads,
                                      const int pairs, const int live_residues, const int even_taps_h, const int even_taps_w,
                                      const int channel_warps, const int stage_elements, const int row_slots, const int tiles,
-                                     const int thread_tiles) {
+                                     const int thread_tiles, const int filled) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Tile tile;
   index_t* row_offset = reinterpret_cast<index_t*>(shared);
@@ -375,6 +392,21 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
               tiles, thread_tiles);
   }
   __syncthreads();
+  // Of all rows a block has about those of its tile, so that L2 makes whole sectors of both.
+  const auto fill_share = [&] {
+    const int channel = tile.thread_tile * own_channels, group_channels = problem.out_channels / problem.groups;
+    const unsigned class_blocks =
+        static_cast<unsigned>(problem.batch * problem.groups * tiles * (thread_tiles / channel_warps));
+    const index_t classes = gridDim.x / class_blocks, shares = classes * tiles;
+    const index_t share = tile.first_quad / (position_threads * quads) * classes + blockIdx.x / class_blocks;
+    const index_t rows = static_cast<index_t>(problem.output_size[0]) * problem.output_size[1];
+    const index_t first = rows * share / shares, count = rows * (share + 1) / shares - first;
+    const int warp = thread / 32, warps = threads / 32;
+    fill_gaps(problem, bias, output, tile.n, tile.group * group_channels + channel,
+              min(channel_warps * own_channels, group_channels - channel), first + count * warp / warps,
+              first + count * (warp + 1) / warps, !pair);
+  };
+  if (SPECIALIZED(FILLED, filled) && tile.first_quad >= tile.end_quad) fill_share();
   if (tile.first_quad >= tile.end_quad) return;  // the whole block: classes differ in size
 
   find_rows(tile, problem, input, row_offset);
@@ -498,4 +530,5 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
       }
     }
   }
+  if (SPECIALIZED(FILLED, filled)) fill_share();
 }

@@ -75,7 +75,7 @@ m_tiles = "ceil_div(max(m_count, 1), tile_m)"
 positions = "8 * ceil_div(tile_m + offset_h * pitch + offset_w + next_w, 8)"
 span = "(m_tiles - 1) * tile_m + positions"
 chains = "dilation_d // gcd(stride_d, dilation_d)"
-first_step = "-1 if (chains - 1) * stride_d >= padding_d + dilation_d else 0"
+first_step = "-1 if (chains - 1) * stride_d + gcd(stride_d, dilation_d) > padding_d + dilation_d else 0"
 steps = "ceil_div(output_d + padding_d, chains * stride_d) - first_step"
 row_taps = "kernel_w // merged_w"
 period_h = "stride_h // gcd(stride_h, dilation_h)"
@@ -100,13 +100,13 @@ resident = "1 if slabs == tile_slabs else 0"
 rows_at = "1024 + stages * stage_bytes + slabs * slab_bytes + raws * raw_bytes"
 columns = "groups * channel_tiles * m_tiles * chains"
 producers = "1 if cells_launch else PRODUCERS"
-# Where taps leave out whole rows or planes, all of the output is filled first.
+# Where taps leave out whole rows or planes, a block fills all outputs of its positions before it stores its sums.
 filled = "1 if gcd(stride_d, dilation_d) > 1 or classes_h < stride_h else 0"
 
 [restrictions]
 "slots <= 32 and 4 * parts * products * classes_w * thread_tiles * slot_tiles <= accumulators and products * slot_tiles <= 32" = "kernel_d and stride_w ask for more sums than a thread has registers"
 "slabs >= min(2, tile_slabs)" = "a tile of the input and its weights pass the shared memory"
-"m_count <= 1000000000 and columns * steps * kernel_h <= 2147483647 and input_d * groups * chunks * parts * chunk_cells <= 1000000000" = "the volume passes its 32-bit tile offsets"
+"m_count <= 1000000000 and columns * steps * kernel_h <= 2147483647 and input_d * groups * chunks * parts * chunk_cells <= 1000000000 and filled * output_h * output_w <= 2147483647" = "the volume passes its 32-bit tile offsets"
 
 [workspace]
 packed_weight = "groups * channel_tiles * kernel_h * row_taps * chunks * tap_bytes // 4"
@@ -125,12 +125,6 @@ grid = "input_d * groups * chunks * ceil_div(span, 256) if batch > 0 else 0"
 block = 256
 
 [[launch]]
-symbol = "convt3d_fill_output"
-when = "filled"
-grid = "batch * ceil_div(out_channels, 8) * output_d"
-block = 256
-
-[[launch]]
 symbol = "convt3d_fprop_rolling_wgmma"
 grid = "min(multiprocessors, columns * steps * kernel_h) if batch > 0 else 0"
 block = "(CONSUMERS + producers) * 128"
@@ -145,7 +139,8 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * raw_places"
 // in depth, and few output channels still make wide products. The residue classes of w have sums of their own in the same thread,
 // so that whole output rows are written; those of h are columns of work of their own.
 // A position's outputs begin at a multiple of the stride, so that two of them may be one aligned store: residues below `phase_w` are those
-// of the next position. Where taps leave out whole rows or planes a launch fills all of the output with the bias first.
+// of the next position. Where taps leave out whole rows or planes the warpgroup that stores the sums of a row fills this row, and those
+// without taps that follow it, with the bias first.
 //
 // A block stays on its multiprocessor and walks down columns of the output: whole ones first, then its share of the rest. Two
 // warpgroups multiply; the others feed them. One warp copies stretches of input planes in bulk, a chunk of channels at a time; most
@@ -312,11 +307,6 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
     round_cell(values, slab[i], low);
     if (PARTS == 2) slab[chunk_cells * columns + i] = low;
   }
-}
-
-extern "C" __global__ void convt3d_fill_output(const Problem problem, const scalar_t* __restrict__ bias,
-                                               const View<scalar_t> output) {
-  fill_output(problem, bias, output);
 }
 
 // ---- the product: who does what, and where the input lies ----
@@ -874,6 +864,35 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 
     for (int s = segment.first; s < segment.end; ++s) {
       const int plane = segment.chain + (first_step + s) * chains;
+      if (SPECIALIZED(FILLED, filled) && s >= segment.begin) {
+        // All of this step's outputs from this warpgroup's first position to the next one's, with the rows and planes without taps
+        // behind each. The stores are on their way while the products run.
+        const Place place = walk.place(computed_anew(segment.column));
+        const int thread = static_cast<int>(computed_anew(threadIdx.x)), width = problem.output_size[2];
+        const int channel = place.channel_tile * channels8 * 8, channels = min(channels8 * 8, out_channels - channel);
+        const int first = m_first + (place.m_tile * CONSUMERS + thread / 128) * tiles * 64, end = first + tiles * 64;
+        const int end_row = end < m_first + m_tiles * tile_rows ? end / pitch : problem.batch * rows;
+        const int first_h = computed_anew(segment.class_h) * problem.dilation[1] % problem.stride[1] - problem.padding[1];
+        int rows_h = 1;  // up to the next that has taps
+        while (rows_h < problem.stride[1] && !has_tap(problem, 1, first_h + rows_h)) ++rows_h;
+        const auto output_at = [&](int row, int skipped, int position) {
+          const int h = row % rows * problem.stride[1] + first_h + skipped,
+                    w = position * stride_w + phase - problem.padding[2];
+          const index_t at = static_cast<index_t>(h) * width + min(max(w, 0), width);
+          return static_cast<int>(min(max(at, index_t(0)), static_cast<index_t>(problem.output_size[1]) * width));
+        };
+        for (int row = first / pitch, next; row <= end_row && row < problem.batch * rows; row = next) {
+          const int n = row / rows;
+          next = rows_h < problem.stride[1] ? row + 1 : (n + 1) * rows;  // one behind another
+          const int from = output_at(row, 0, row == first / pitch ? first % pitch : 0);
+          const int to = next > end_row ? output_at(end_row, 0, end % pitch) : output_at(next - 1, rows_h, 0);
+          for (int t = 0; t < flush; ++t) {
+            const int d = plane * problem.stride[0] - problem.padding[0] + t * problem.dilation[0];
+            fill_outputs(problem, bias, output, n, place.group * out_channels + channel, channels, d,
+                         d + problem.dilation[0] / chains, from, to, thread / 32 % 4, 4);
+          }
+        }
+      }
       if (plane >= 0 && plane < problem.input_size[0]) {
         int slot = class_slot;  // of resident slabs
         if (stays) {
@@ -991,6 +1010,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       }
       if (s >= segment.begin) {
+        if (SPECIALIZED(FILLED, filled)) sync_warpgroup(warpgroup);  // each warp has filled what others store sums into
         // Worked out here and not before the loop, where they would take registers from the sums.
         const int thread = static_cast<int>(computed_anew(threadIdx.x)), stored_tile = walk.tile(computed_anew(segment.column));
         const int first_plane = plane * problem.stride[0] - problem.padding[0];

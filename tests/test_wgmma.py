@@ -23,6 +23,7 @@ from cupy_convt3d.source import Instance
 SMALL = {"CONSUMERS": 1, "PRODUCERS": 1, "TILES_M": 1}  # 256 threads
 # Several tiles, planes, chunks and slabs: rings go round, blocks cut columns, the input is copied in bulk (planes of whole cells).
 BUSY = Problem.parse("n2_c28to8_i5x8x12_k3_p1_bias")
+BUSY_GAPS = Problem.parse("n2_c8to8_i3x5x6_k3_s2_p1_d2_bias")  # rows and planes without taps
 BUSY_CELLS = Problem.parse("n2_c20to8_i5x8x12_k3_s2_p1_bias")  # with the input laid out as cells by a launch of its own
 PRODUCT = """/* convt3d
 pass = "fprop"
@@ -145,6 +146,7 @@ MISTAKES = {
     "sums touched before they are there": ("        fresh = false;\n        wgmma_wait<0>();\n", "        fresh = false;\n"),
     "raw copy never given back": ("                if (kind == RAW_COPY) mbarrier_arrive(raw.empty());\n", ""),
     "tap offset": ("- static_cast<unsigned>(i) * tap_step", "+ static_cast<unsigned>(i) * tap_step"),
+    "sums stored before all is filled": ("        if (SPECIALIZED(FILLED, filled)) sync_warpgroup(warpgroup);", ""),
     "cut column starts cold": ("segment.first = segment.begin > warm_up ? segment.begin - warm_up : 0;", "segment.first = segment.begin;"),
 }
 
@@ -159,7 +161,7 @@ def test_mistakes_in_the_pipeline_are_found(mistake: str) -> None:
     found = []
     for seed in range(8):
         try:
-            outcome = verify(HostBackend(), trial, BUSY_CELLS if seed % 2 else BUSY, "tf32", "exact", seed)
+            outcome = verify(HostBackend(), trial, (BUSY, BUSY_CELLS, BUSY_GAPS)[seed % 3], "tf32", "exact", seed)
             found += [] if outcome.ok else [outcome.message]
         except LaunchError as error:
             found.append(str(error))

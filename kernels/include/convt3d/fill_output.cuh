@@ -1,45 +1,54 @@
-// Where no tap reaches some outputs they are the bias alone. All of the output is filled with it before the sums are stored: the rows and
-// columns left out between others are no whole sectors of memory, and to write these twice costs less than to write parts of them.
+// Where no tap reaches some outputs they are the bias alone. Rows and columns left out between others are no whole sectors of memory,
+// so they are stored by the block that stores the sums beside them, at about the same time: L2 makes whole sectors of both.
 #pragma once
 
-// A warp fills `count` neighbours, 16 bytes a lane between the first and the last whole ones.
-__device__ inline void fill_run(scalar_t* run, index_t count, scalar_t value, int lane) {
+#include "convt3d/forget_memory.cuh"
+
+// A warp fills `count` neighbours: 16 bytes a lane from the first multiple of 32 elements on, where lines or halves of them begin.
+template <class Index>
+__device__ inline void fill_run(scalar_t* run, Index count, scalar_t value, int lane) {
   constexpr int LENGTH = 16 / sizeof(scalar_t);
   struct alignas(16) Piece {
     scalar_t element[LENGTH];
   };
-  const index_t before = static_cast<index_t>(0 - reinterpret_cast<unsigned long long>(run) / sizeof(scalar_t)) & (LENGTH - 1);
-  const index_t head = before < count ? before : count, pieces = (count - head) / LENGTH, tail = head + pieces * LENGTH + lane;
+  const Index before = static_cast<Index>(0 - reinterpret_cast<unsigned long long>(run) / sizeof(scalar_t)) & 31;
+  const Index head = before < count ? before : count, pieces = (count - head) / LENGTH, tail = head + pieces * LENGTH + lane;
   Piece piece;
   for (int i = 0; i < LENGTH; ++i) piece.element[i] = value;
   if (lane < head) run[lane] = value;
 #pragma unroll 4
-  for (index_t i = lane; i < pieces; i += 32) reinterpret_cast<Piece*>(run + head)[i] = piece;
+  for (Index i = lane; i < pieces; i += 32) reinterpret_cast<Piece*>(run + head)[i] = piece;
   if (tail < count) run[tail] = value;
 }
 
-// Fill one plane of 8 channels with 256 threads: blockIdx.x = (n * ceil_div(out_channels, 8) + channel tile) * output_d + d
-__device__ inline void fill_output(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output) {
-  const int channel_tiles = (problem.out_channels + 7) / 8, block = static_cast<int>(blockIdx.x);
-  const int d = block % problem.output_size[0], tile = block / problem.output_size[0];
-  const int height = problem.output_size[1], width = problem.output_size[2];
-  // A warp takes a channel; where the channels lie side by side it takes rows, eight channels of four voxels at a time.
-  const bool channels_last = output.stride[1] == 1;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int channel = tile % channel_tiles * 8 + (channels_last ? lane % 8 : warp);
-  if (channel >= problem.out_channels) return;
-  const scalar_t value = bias == nullptr ? to_scalar(accum_t(0)) : bias[channel];
-  scalar_t* const plane = output.at(tile / channel_tiles, channel, d, 0, 0);
-  if (!channels_last && output.stride[4] == 1 && output.stride[3] == width) {
-    fill_run(plane, static_cast<index_t>(height) * width, value, lane);
-    return;
-  }
-  for (int h = channels_last ? warp : 0; h < height; h += channels_last ? 8 : 1) {
-    scalar_t* const row = plane + h * output.stride[3];
-    if (!channels_last && output.stride[4] == 1) {
-      fill_run(row, width, value, lane);
-    } else {
-      for (int w = channels_last ? lane / 8 : lane; w < width; w += channels_last ? 4 : 32) row[w * output.stride[4]] = value;
+// Fill, with `warps` warps, the outputs with begin <= h * width + w < end of some channels and of the planes in [first_d, end_d).
+template <class Index>
+__device__ inline void fill_outputs(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output, int n,
+                                    int first_channel, int channels, int first_d, int end_d, Index begin, Index end, int warp,
+                                    int warps) {
+  const int lane = computed_anew(static_cast<int>(threadIdx.x)) % 32, width = problem.output_size[2];
+  const bool joined = output.stride[3] == width * output.stride[4];  // rows follow each other as their elements do
+  // A warp takes a channel; where channels lie side by side it takes as many of them as it can.
+  const bool channels_last = output.stride[1] == 1 && output.stride[4] != 1;
+  int together = 32;
+  while (together > channels) together /= 2;
+  const int first_c = channels_last ? lane % together : warp, step_c = channels_last ? together : warps;
+  const int first_i = channels_last ? (warp * 32 + lane) / together : lane, step_i = channels_last ? warps * 32 / together : 32;
+  for (Index at = begin, stop; at < end; at = stop) {
+    const int h = static_cast<int>(at / width), w = static_cast<int>(at % width);
+    stop = joined ? end : at + min(end - at, static_cast<Index>(width - w));
+#pragma unroll 1
+    for (int d = max(first_d, 0); d < min(end_d, problem.output_size[0]); ++d) {
+#pragma unroll 1
+      for (int c = first_c; c < channels; c += step_c) {
+        const scalar_t value = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
+        scalar_t* const run = output.at(n, first_channel + c, d, h, w);
+        if (output.stride[4] == 1) {
+          fill_run(run, stop - at, value, lane);
+        } else {
+          for (Index i = first_i; i < stop - at; i += step_i) run[i * output.stride[4]] = value;
+        }
+      }
     }
   }
 }

@@ -54,6 +54,11 @@ __device__ __forceinline__ void bulk_copy(unsigned target, const void* source, u
 // Between ordinary stores to shared memory and the barrier that lets wgmma or a bulk copy at it.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// __syncthreads of the 128 threads of one warpgroup alone.
+__device__ __forceinline__ void sync_warpgroup(int warpgroup) {
+  asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+}
+
 template <int registers>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));

@@ -147,6 +147,19 @@ CONVT3D_RUNTIME inline void bulk_copy(unsigned target, const void* source, unsig
   wake_waiters(counter);
 }
 
+// A barrier of 128 threads is an mbarrier at which all of them arrive and wait.
+CONVT3D_RUNTIME inline void sync_warpgroup(int warpgroup, CONVT3D_HERE) {
+  using namespace convt3d_host;
+  static Mbarrier barriers[most_sets][max_threads / 128];
+  static unsigned serials[most_sets][max_threads / 128];
+  Mbarrier* const barrier = &barriers[state.set][warpgroup];
+  if (serials[state.set][warpgroup] != state.block_serial) *barrier = {128, 128, 0, 0};
+  serials[state.set][warpgroup] = state.block_serial;
+  const unsigned parity = barrier->phase;
+  arrive(barrier, 0, {file, line, "sync_warpgroup"});
+  wait_for_phase(barrier, parity, {file, line, "sync_warpgroup"});
+}
+
 inline void fence_async() {}
 template <int registers>
 inline void give_registers() {}

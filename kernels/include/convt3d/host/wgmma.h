@@ -73,7 +73,7 @@ inline void multiply(const PendingProduct& product) {
 
 }  // namespace convt3d_host
 
-inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns) {
+CONVT3D_RUNTIME inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns) {
   convt3d_host::ProductQueue& queue = convt3d_host::product_queue();
   if (queue.count == sizeof queue.products / sizeof *queue.products) {
     convt3d_host::describe_failure("more than %u wgmma without a wait", queue.count);
@@ -84,10 +84,10 @@ inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int col
 
 // `.sync.aligned`: the lanes of a warp meet, and one that is elsewhere is reported.
 inline void wgmma_fence(CONVT3D_HERE) { convt3d_host::vote(0xffffffffu, true, {file, line, "wgmma_fence"}); }
-inline void wgmma_commit() { ++convt3d_host::product_queue().committed; }
+CONVT3D_RUNTIME inline void wgmma_commit() { ++convt3d_host::product_queue().committed; }
 
 template <int pending>
-inline void wgmma_wait(CONVT3D_HERE) {
+CONVT3D_RUNTIME inline void wgmma_wait(CONVT3D_HERE) {
   convt3d_host::ProductQueue& queue = convt3d_host::product_queue();
   unsigned done = 0;
   while (done < queue.count && queue.products[done].group + pending < queue.committed) {
