@@ -58,7 +58,7 @@ shared_bytes = "shared_bytes"
 //   depth:   input channels (8) x offsets: 1 in tf32, 2 in 16 bits; where a residue has no tap at an offset the weight is zero
 //   columns: 8 positions q
 //
-// A warp has 8 quads of 4 neighbouring q, counted over rows and planes alike; a column of its product t is the t-th q of a quad. So a
+// A warp has 8 quads of 4 neighbouring q, counted over rows and planes alike; column n of its product t is the t-th q of quad n. So a
 // lane reads neighbours of its channel as they lie in memory, 16 or 8 bytes at once where rows are aligned: in 16 bits two
 // neighbours are two offsets and need no turning. The sums of 8 channels pass through shared memory and leave it as pieces of 32 * stride
 // outputs of a row.
@@ -115,7 +115,7 @@ constexpr int MOST_WORDS = 16 / EACH;       // of a window: 3 elements before it
 constexpr int MOST_TILES = 4;               // of sums: row tiles of all residues of d and h
 constexpr int NOWHERE = 0x40000000;         // a coordinate outside every tensor
 constexpr bool LONG_ROWS = (KERNEL_W - 1) * DILATION_W >= 3 * STRIDE_W;  // of taps: a window takes more registers
-constexpr int RESIDENT_WARPS = PARTS == 2 ? 8 : (EACH == 1 ? 12 : 16) - (LONG_ROWS ? 4 : 0);
+constexpr int RESIDENT_WARPS = PARTS == 2 ? 8 : LONG_ROWS || STRIDE_W > 2 ? 12 : 16;
 
 union Word {
   unsigned bits;
@@ -140,9 +140,6 @@ struct alignas(16) Place {
   index_t output;
   int w, d, h;
 };
-
-// The quad of a product's column: so that lanes that store their sums at a stride of 2 meet 32 banks.
-__device__ inline int quad_of(int column) { return EACH == 1 ? column % 2 * 4 + column / 2 : column; }
 
 // Which tap feeds an output through the input `offset` before its position's.
 struct AxisTaps {
@@ -378,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
   // Blocks that are at work together have neighbouring tiles: what they write is contiguous, as memory likes it.
 #pragma unroll 1
   for (int tile = 0; tile < block_tiles; ++tile) {
-    const int first = ((tile * runs + run) * BLOCK_WARPS + warp) * 8, own_quad = quad_of(lane / 4), quad = first + own_quad;
+    const int first = ((tile * runs + run) * BLOCK_WARPS + warp) * 8, quad = first + lane / 4;
     if (first >= quads) break;
     const int line = per_row.quotient(quad), q_d = rows.quotient(line), q_h = line - q_d * rows.value;
     const int q_w = 4 * (quad - line * quads_w), column = q_w + first_column;
@@ -387,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
     if (lane % 4 == 0) {
       const int d = q_d * taps.d.stride, h = q_h * taps.h.stride, w = quad < quads ? q_w * taps.w.stride : NOWHERE;
       const scalar_t* const corner = output.at(n, group * out_channels + first_out, d, h, w);
-      places[warp][own_quad] = {corner - output.data, w, d, h};
+      places[warp][lane / 4] = {corner - output.data, w, d, h};
     }
 
     float sums[MOST_TILES][4][4];
@@ -438,14 +435,14 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       for (int r_d = 0; r_d < taps.d.stride; ++r_d) {
 #pragma unroll
         for (int r_h = 0; r_h < taps.h.stride; ++r_h) {
-          // Lane l has channel l / 4 of the quads of columns 2*(l % 4) and the next.
+          // Lane l has channel l / 4 of the quads 2*(l % 4) and the next.
           const auto sum = [&](int residue, int t, int e) {
             const int half = octet * taps.w.stride + residue;
             return to_scalar(sums[(r_d * taps.h.stride + r_h) * row_tiles + half / 2][t][half % 2 * 2 + e] + start);
           };
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
-            scalar_t* const to = stage + own / 4 * pitch + (quad_of(own % 4 * 2 + i / 4) * 4 + i % 4) * taps.w.stride;
+            scalar_t* const to = stage + own / 4 * pitch + (own % 4 * 8 + i) * taps.w.stride;
 #pragma unroll
             for (int r = 0; r < taps.w.stride; ++r) {
               if (taps.w.stride % 2 == 1) {
