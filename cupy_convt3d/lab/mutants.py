@@ -31,7 +31,7 @@ from .verify import Outcome
 from .worker import Worker
 
 VERDICTS = ("killed", "survived", "equivalent", "invalid", "not compiled")
-_TIME_LIMIT_S = 2.0  # of one tiny example; those of a right kernel take milliseconds
+_TIME_LIMIT_S = 4.0  # of one tiny example; those of a right kernel take milliseconds on an idle machine
 _SAME_CODE = "the compiler makes the same machine code of it"
 _NOT_COMPILED = "the host's preprocessor leaves its line out"
 _EXACT = ["exact", "exact_wide"]  # of `tensors.KINDS`: any error shows
@@ -193,12 +193,11 @@ class _Judge:
             changed = replace(Kernel.from_source(mutant.source, self.kernel.name), path=self.kernel.path)
             failed = self.kill_quickly(changed, dtypes[0])
             if failed is None:
-                other = (dtype for dtype in self.kernel.dtypes if declared or machine_code(changed, dtype) != self.code(dtype))
-                differs = next(other, None)
-                if differs is None:
+                differing = [dtype for dtype in self.kernel.dtypes if declared or machine_code(changed, dtype) != self.code(dtype)]
+                if not differing:
                     return Verdict(mutant, "equivalent", _SAME_CODE)
                 sanitizer = "thread" if mutant.operator == "barrier" else "address"
-                failed = self.kill(changed, dtypes[0]) or self.watch(changed, differs, sanitizer)
+                failed = self.kill(changed, dtypes[0]) or self.watch(changed, differing, sanitizer)
         except (KernelError, CompileError) as error:
             return Verdict(mutant, "invalid", str(error).strip().splitlines()[-1])
         if failed is None:
@@ -249,10 +248,10 @@ class _Judge:
                     return replace(killer, kernel=same), outcome
         return None
 
-    def watch(self, changed: Kernel, dtype: str, sanitizer: str) -> tuple[Example, Outcome] | None:
+    def watch(self, changed: Kernel, dtypes: Sequence[str], sanitizer: str) -> tuple[Example, Outcome] | None:
         """As `kill`: what lies past a local array, or what a barrier orders, may come out right all the same."""
         with Worker(changed, "host", sanitizer, 10 * _TIME_LIMIT_S, self.cache, optimize=False) as watched:
-            return first_failure(watched, changed, examples=0, dtypes=[dtype], kinds=_EXACT)
+            return first_failure(watched, changed, examples=0, dtypes=list(dtypes), kinds=_EXACT)
 
     def code(self, dtype: str) -> bytes:
         """Return the right kernel's machine code."""
