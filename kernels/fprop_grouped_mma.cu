@@ -32,7 +32,7 @@ tiles = "ceil_div(quads, 8 * BLOCK_WARPS)"
 block_tiles = "max(1, min(BLOCK_TILES, batch * groups * channel_tiles * tiles // (16 // BLOCK_WARPS * multiprocessors)))"
 runs = "ceil_div(tiles, block_tiles)"
 weight_bytes = "512 * (1 + split) * kernel_d * kernel_h * ceil_div(in_channels_per_group, 8) * steps * row_tiles"
-shared_bytes = "weight_bytes + BLOCK_WARPS * 8 * (32 * stride_w + 2) * itemsize"
+shared_bytes = "weight_bytes + 2 * 8 * (BLOCK_WARPS * 32 * stride_w + 2) * itemsize"
 [restrictions]
 "in_channels_per_group <= 16 and out_channels_per_group <= 16" = "it is for groups of at most 16 channels: an input is read again for every 8 output channels"
 "stride_d * stride_h * row_tiles <= 4" = "a warp keeps the sums of all residues in registers: the strides' product must be at most 8, and 4 where that along w is 1"
@@ -60,8 +60,8 @@ shared_bytes = "shared_bytes"
 //
 // A warp has 8 quads of 4 neighbouring q, counted over rows and planes alike; column n of its product t is the t-th q of quad n. So a
 // lane reads neighbours of its channel as they lie in memory, 16 or 8 bytes at once where rows are aligned: in 16 bits two
-// neighbours are two offsets and need no turning. The sums of 8 channels pass through shared memory and leave it as pieces of 32 * stride
-// outputs of a row.
+// neighbours are two offsets and need no turning. The sums of 8 channels pass through shared memory, for the block's quads together, and
+// a warp stores all that the block has of a channel: where two warps store a part of a sector each, memory first reads it.
 //
 // Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds.
 #include "convt3d.cuh"
@@ -112,8 +112,9 @@ constexpr int PARTS = 1;
 
 constexpr int EACH = 4 / sizeof(scalar_t);  // elements of a register
 constexpr int MOST_WORDS = 16 / EACH;       // of a window: 3 elements before it, 4 + 8 in it, one after it
-constexpr int MOST_TILES = 4;               // of sums: row tiles of all residues of d and h
-constexpr int NOWHERE = 0x40000000;         // a coordinate outside every tensor
+constexpr int BLOCK_QUADS = 8 * BLOCK_WARPS;
+constexpr int MOST_TILES = 4;                                            // of sums: row tiles of all residues of d and h
+constexpr int NOWHERE = 0x40000000;                                      // a coordinate outside every tensor
 constexpr bool LONG_ROWS = (KERNEL_W - 1) * DILATION_W >= 3 * STRIDE_W;  // of taps: a window takes more registers
 constexpr int RESIDENT_WARPS = PARTS == 2 ? 8 : LONG_ROWS || STRIDE_W > 2 ? 12 : 16;
 
@@ -135,10 +136,12 @@ struct alignas(2 * sizeof(scalar_t)) Pair {
   scalar_t element[2];
 };
 
-// A quad's first output, and where it lies in the first channel.
+// A quad's first output in the first channel, and how many of its row there are from there on.
 struct alignas(16) Place {
-  index_t output;
-  int w, d, h;
+  scalar_t* output;
+  int live;
+  signed char residues_d, residues_h;  // that are inside
+  bool begins, ends;                   // what the block has of a row
 };
 
 // Which tap feeds an output through the input `offset` before its position's.
@@ -277,63 +280,47 @@ __device__ __forceinline__ void multiply_window(float (*sums)[4][4], const unsig
   }
 }
 
-// Store 8 channels of a warp's positions for one residue of d and of h, of which `channels` are alive: `sums` as [channel][output].
-__device__ __forceinline__ void store_channels(const scalar_t* sums, int pitch, const Place* places, int stride,
-                                               const int (&residue)[2], const int (&size)[3], int channels,
-                                               const View<scalar_t>& output, index_t first_output, int lane) {
+// Store this warp's share of the block's outputs of up to 8 channels for one residue of d and of h, which are `offset` behind
+// the places: `sums` as [channel][output of the block].
+__device__ __forceinline__ void store_residue(const scalar_t* sums, int pitch, const Place* places, int stride, int r_d,
+                                              int r_h, int channels, const View<scalar_t>& output, index_t offset, int warp,
+                                              int lane) {
   if (output.stride[4] != 1) {
     // Neighbouring lanes have neighbouring channels.
     const int c = lane % 8;
 #pragma unroll 4
-    for (int i = lane / 8; i < 32 * stride; i += 4) {
+    for (int i = warp * 4 + lane / 8; i < BLOCK_QUADS * 4 * stride; i += BLOCK_WARPS * 4) {
       const Place place = places[i / (4 * stride)];
       const int at = i % (4 * stride);
-      if (c < channels && place.w + at < size[2] && place.d + residue[0] < size[0] && place.h + residue[1] < size[1])
-        output.data[first_output + place.output + c * output.stride[1] + at * output.stride[4]] = sums[c * pitch + i];
+      if (c < channels && at < place.live && r_d < place.residues_d && r_h < place.residues_h)
+        place.output[offset + c * output.stride[1] + at * output.stride[4]] = sums[c * pitch + i];
     }
     return;
   }
+  const index_t step = BLOCK_WARPS * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+#pragma unroll 4
+  for (int i = lane * EACH; i < BLOCK_QUADS * 4 * stride; i += 32 * EACH) {
+    const Place place = places[i / (4 * stride)];
+    const int at = i % (4 * stride), live = r_d < place.residues_d && r_h < place.residues_h ? place.live - at : 0;
+    scalar_t* y = place.output + (offset + warp * output.stride[1] + at);
+    const scalar_t* from = sums + (warp * pitch + i);
 #pragma unroll
-  for (int first = 0; first < 32 * stride; first += 32 * EACH) {
-    const int i = first + lane * EACH, quad = i / (4 * stride), at = i % (4 * stride);
-    if (quad >= 8) continue;
-    const Place place = places[quad];
-    if (place.d + residue[0] >= size[0] || place.h + residue[1] >= size[1]) continue;
-    const int live = size[2] - place.w - at;  // outputs of the row from here on
-    scalar_t* y = output.data + (first_output + place.output + at);
-    const scalar_t* const from = sums + i;
-    if (EACH == 1) {
-      scalar_t values[8];
-#pragma unroll
-      for (int c = 0; c < 8; ++c) values[c] = from[c * pitch];
-#pragma unroll
-      for (int c = 0; c < 8; ++c, y = advanced(y, output.stride[1] * 4)) {
-        if (c < channels && live > 0) *y = values[c];
+    for (int c = warp; c < 8; c += BLOCK_WARPS, from += BLOCK_WARPS * pitch, y = advanced(y, step)) {
+      if (c >= channels) break;
+      if (EACH == 1) {
+        if (live > 0) *y = *from;
+        continue;
       }
-      continue;
-    }
-    // Two of 16 bits at an address that is a multiple of four bytes: this lane's, or its second and the next lane's first, which
-    // leaves those at the ends of what this warp has of a row. Every second channel is aligned alike.
-    const bool starts = at == 0 && (quad == 0 || place.w == 0);
-    const bool ends = at + 2 == 4 * stride && (quad == 7 || places[quad < 7 ? quad + 1 : 7].w == 0);
-    const unsigned* const words = reinterpret_cast<const unsigned*>(from);
-#pragma unroll
-    for (int parity = 0; parity < 2; ++parity) {
-      const int odd = static_cast<int>(reinterpret_cast<index_t>(y + parity * output.stride[1]) / 2 % 2);
-      const bool paired = odd ? live > 2 && !ends : live > 1, last = !paired && live > odd,
-                 first_too = odd && starts && live > 0;
-      scalar_t* target = y + (parity * output.stride[1] + odd);
-      const index_t step = output.stride[1] * 4;  // bytes to the next channel but one
-#pragma unroll
-      for (int c = parity; c < 8; c += 2, target = advanced(target, step)) {
-        if (c >= channels) break;
-        const Word now{words[c * pitch / 2]};
-        const unsigned next = words[c * pitch / 2 + 1];  // the last lane's is padding
-        const Word word{static_cast<unsigned>((static_cast<unsigned long long>(next) << 32 | now.bits) >> (16 * odd))};
-        if (paired) *reinterpret_cast<unsigned*>(target) = word.bits;
-        if (last) *target = word.element[0];
-        if (first_too) target[-1] = now.element[0];
-      }
+      // Two of 16 bits at an address that is a multiple of four bytes: this lane's, or its second and the next lane's first, which leaves
+      // those at the ends of what the block has of a row.
+      const int odd = static_cast<int>(reinterpret_cast<index_t>(y) / 2 % 2);
+      const bool paired = odd ? live > 2 && !(place.ends && at + 2 == 4 * stride) : live > 1;
+      const unsigned* const words = reinterpret_cast<const unsigned*>(from);
+      const Word now{words[0]};
+      const Word word{static_cast<unsigned>((static_cast<unsigned long long>(words[1]) << 32 | now.bits) >> (16 * odd))};
+      if (paired) *reinterpret_cast<unsigned*>(y + odd) = word.bits;
+      if (!paired && live > odd) y[odd] = word.element[0];
+      if (odd && live > 0 && place.begins && at == 0) y[0] = now.element[0];
     }
   }
 }
@@ -344,11 +331,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
                               const int octets, const int channel_tiles, const int quads_w, const int quads, const int runs,
                               const int block_tiles, const int weight_bytes) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ Place places[BLOCK_WARPS][8];
+  __shared__ Place place_tables[2][BLOCK_QUADS];
   const int channels = SPECIALIZED(IN_CHANNELS, problem.in_channels / problem.groups);
   const int out_channels = SPECIALIZED(OUT_CHANNELS, problem.out_channels / problem.groups);
   const Taps taps = taps_of(problem, shift_w, channels, SPECIALIZED(STRIDE_W == 1 && OUT_CHANNELS > 8 ? 2 : 1, octets));
-  const int pitch = 32 * taps.w.stride + 2, row_tiles = taps.row_tiles();
+  const int pitch = BLOCK_QUADS * 4 * taps.w.stride + 2, row_tiles = taps.row_tiles();
 
   // blockIdx.x = (((n * groups + group) * channel_tiles + tile) * runs + run). Where channels lie together, so are the groups of a place.
   unsigned rest = blockIdx.x;
@@ -369,22 +356,29 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
   const index_t strides = input.stride[0] | input.stride[1] | input.stride[2] | input.stride[3];
   const bool input_quads = input.stride[4] == 1 && problem.input_size[2] % 4 == 0 && strides % 4 == 0 &&
                            reinterpret_cast<index_t>(input.data) % (4 * sizeof(scalar_t)) == 0;
+  int buffer = 0;
   const Divisor per_row = divisor_of(quads_w), rows = divisor_of((problem.output_size[1] + taps.h.stride - 1) / taps.h.stride);
   const int before_d = problem.padding[0] / taps.d.stride, before_h = problem.padding[1] / taps.h.stride;
   const int first_column = problem.padding[2] / taps.w.stride - taps.w.last() - taps.shift;
   // Blocks that are at work together have neighbouring tiles: what they write is contiguous, as memory likes it.
 #pragma unroll 1
   for (int tile = 0; tile < block_tiles; ++tile) {
-    const int first = ((tile * runs + run) * BLOCK_WARPS + warp) * 8, quad = first + lane / 4;
+    const int first = (tile * runs + run) * BLOCK_QUADS, quad = first + warp * 8 + lane / 4;
     if (first >= quads) break;
     const int line = per_row.quotient(quad), q_d = rows.quotient(line), q_h = line - q_d * rows.value;
     const int q_w = 4 * (quad - line * quads_w), column = q_w + first_column;
     const int at_d = quad < quads ? q_d + before_d : -NOWHERE, at_h = q_h + before_h;
     const scalar_t* const from = input.at(n, group * channels + lane % 4, at_d, at_h, column);
+    Place* const places = place_tables[tile % 2];  // other warps may be storing the last tile
     if (lane % 4 == 0) {
-      const int d = q_d * taps.d.stride, h = q_h * taps.h.stride, w = quad < quads ? q_w * taps.w.stride : NOWHERE;
-      const scalar_t* const corner = output.at(n, group * out_channels + first_out, d, h, w);
-      places[warp][lane / 4] = {corner - output.data, w, d, h};
+      const int d = q_d * taps.d.stride, h = q_h * taps.h.stride, w = q_w * taps.w.stride, *size = problem.output_size;
+      const bool ends = q_w + 4 >= 4 * quads_w || quad + 1 == first + BLOCK_QUADS;
+      places[quad - first] = {output.at(n, group * out_channels + first_out, d, h, w),
+                              quad < quads ? size[2] - w : 0,
+                              static_cast<signed char>(min(size[0] - d, 127)),
+                              static_cast<signed char>(min(size[1] - h, 127)),
+                              q_w == 0 || quad == first,
+                              ends};
     }
 
     float sums[MOST_TILES][4][4];
@@ -422,19 +416,19 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       }
     }
 
-    __syncwarp();  // the places are written
     // Registers are for sums: what follows from the thread's number is not kept.
     const int again = static_cast<int>(computed_anew(threadIdx.x)), own = again % 32;
-    scalar_t* const stage = reinterpret_cast<scalar_t*>(shared + weight_bytes) + again / 32 * 8 * pitch;
 #pragma unroll
     for (int octet = 0; octet < taps.octets; ++octet) {
-      const int co = first_out + octet * 8 + own / 4,
-                live = SPECIALIZED(OUT_CHANNELS % 8 == 0, false) ? 8 : out_channels - first_out - octet * 8;
+      const int co = first_out + octet * 8 + own / 4;
+      const int live = SPECIALIZED(OUT_CHANNELS % 8 == 0, false) ? 8 : out_channels - first_out - octet * 8;
       const float start = bias != nullptr && co < out_channels ? to_accum(bias[group * out_channels + co]) : 0.0f;
 #pragma unroll
       for (int r_d = 0; r_d < taps.d.stride; ++r_d) {
 #pragma unroll
         for (int r_h = 0; r_h < taps.h.stride; ++r_h) {
+          scalar_t* const stage = reinterpret_cast<scalar_t*>(shared + weight_bytes) + buffer * 8 * pitch;
+          buffer ^= 1;
           // Lane l has channel l / 4 of the quads 2*(l % 4) and the next.
           const auto sum = [&](int residue, int t, int e) {
             const int half = octet * taps.w.stride + residue;
@@ -442,7 +436,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
           };
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
-            scalar_t* const to = stage + own / 4 * pitch + (own % 4 * 8 + i) * taps.w.stride;
+            scalar_t* const to = stage + own / 4 * pitch + (again / 32 * 32 + own % 4 * 8 + i) * taps.w.stride;
 #pragma unroll
             for (int r = 0; r < taps.w.stride; ++r) {
               if (taps.w.stride % 2 == 1) {
@@ -452,11 +446,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
               }
             }
           }
-          __syncwarp();
+          __syncthreads();  // all sums and places are there, and the buffer before this one has been read
           const index_t offset = octet * 8 * output.stride[1] + r_d * output.stride[2] + r_h * output.stride[3];
-          store_channels(stage, pitch, places[again / 32], taps.w.stride, {r_d, r_h}, problem.output_size, live, output, offset,
-                         own);
-          __syncwarp();  // before the next sums, or places, come to the same memory
+          store_residue(stage, pitch, places, taps.w.stride, r_d, r_h, live, output, offset, again / 32, own);
         }
       }
     }
