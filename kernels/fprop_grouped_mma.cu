@@ -75,6 +75,7 @@ shared_bytes = "shared_bytes"
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
 #endif
+static_assert(8 % BLOCK_WARPS == 0, "each warp stores as many of 8 channels");
 #ifndef BLOCK_TILES
 #define BLOCK_TILES 4
 #endif
@@ -136,13 +137,14 @@ struct alignas(2 * sizeof(scalar_t)) Pair {
   scalar_t element[2];
 };
 
-// A quad's first output in the first channel, and how many of its row there are from there on.
+// How many bytes a quad's first output in the first channel lies behind the tensor's first, how many outputs of its row there are from
+// there on, and what of it is inside.
 struct alignas(16) Place {
-  scalar_t* output;
+  index_t bytes;
   int live;
-  signed char residues_d, residues_h;  // that are inside
-  bool begins, ends;                   // what the block has of a row
+  int flags;  // bit r_d * stride_h + r_h: that residue is inside; and:
 };
+constexpr int BEGINS = 1 << 8, ENDS = 1 << 9;  // what the block has of a row
 
 // Which tap feeds an output through the input `offset` before its position's.
 struct AxisTaps {
@@ -282,31 +284,38 @@ __device__ __forceinline__ void multiply_window(float (*sums)[4][4], const unsig
 
 // Store this warp's share of the block's outputs of up to 8 channels for one residue of d and of h, which are `offset` behind
 // the places: `sums` as [channel][output of the block].
-__device__ __forceinline__ void store_residue(const scalar_t* sums, int pitch, const Place* places, int stride, int r_d,
-                                              int r_h, int channels, const View<scalar_t>& output, index_t offset, int warp,
-                                              int lane) {
+__device__ __forceinline__ void store_residue(const scalar_t* sums, int pitch, const Place* places, int stride, int residue,
+                                              int channels, const View<scalar_t>& output, index_t offset, int warp, int lane) {
+  const int quad_outputs = 4 * stride, outputs = BLOCK_QUADS * quad_outputs;
   if (output.stride[4] != 1) {
     // Neighbouring lanes have neighbouring channels.
     const int c = lane % 8;
 #pragma unroll 4
-    for (int i = warp * 4 + lane / 8; i < BLOCK_QUADS * 4 * stride; i += BLOCK_WARPS * 4) {
-      const Place place = places[i / (4 * stride)];
-      const int at = i % (4 * stride);
-      if (c < channels && at < place.live && r_d < place.residues_d && r_h < place.residues_h)
-        place.output[offset + c * output.stride[1] + at * output.stride[4]] = sums[c * pitch + i];
+    for (int i = warp * 4 + lane / 8; i < outputs; i += BLOCK_WARPS * 4) {
+      const Place place = places[i / quad_outputs];
+      const int at = i % quad_outputs;
+      if (c < channels && at < place.live && (place.flags >> residue & 1) != 0)
+        *advanced(output.data + (offset + c * output.stride[1] + at * output.stride[4]), place.bytes) = sums[c * pitch + i];
     }
     return;
   }
   const index_t step = BLOCK_WARPS * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
-#pragma unroll 4
-  for (int i = lane * EACH; i < BLOCK_QUADS * 4 * stride; i += 32 * EACH) {
-    const Place place = places[i / (4 * stride)];
-    const int at = i % (4 * stride), live = r_d < place.residues_d && r_h < place.residues_h ? place.live - at : 0;
-    scalar_t* y = place.output + (offset + warp * output.stride[1] + at);
-    const scalar_t* from = sums + (warp * pitch + i);
+  const int run = 32 * EACH, first = lane * EACH, first_quad = first / quad_outputs, first_at = first % quad_outputs;
+  const bool whole_quads = run % quad_outputs == 0;  // are stored at once, so that a lane keeps its place in them
+  scalar_t* const data = output.data + (offset + warp * output.stride[1]);
+  const scalar_t* const own = sums + (warp * pitch + first);
+#pragma unroll 8
+  for (int k = 0; k < (outputs + run - 1) / run; ++k) {
+    const int quad = whole_quads ? first_quad + run / quad_outputs * k : (first + run * k) / quad_outputs;
+    const int at = whole_quads ? first_at : (first + run * k) % quad_outputs;
+    if (outputs % run != 0 && quad >= BLOCK_QUADS) break;
+    const Place place = places[quad];
+    const int live = (place.flags & 1 << residue) != 0 ? place.live - at : 0;
+    scalar_t* y = advanced(data + at, place.bytes);
 #pragma unroll
-    for (int c = warp; c < 8; c += BLOCK_WARPS, from += BLOCK_WARPS * pitch, y = advanced(y, step)) {
-      if (c >= channels) break;
+    for (int c = 0; c < 8; c += BLOCK_WARPS, y = advanced(y, step)) {
+      if (channels < 8 && c + warp >= channels) break;
+      const scalar_t* const from = own + (c * pitch + run * k);
       if (EACH == 1) {
         if (live > 0) *y = *from;
         continue;
@@ -314,13 +323,13 @@ __device__ __forceinline__ void store_residue(const scalar_t* sums, int pitch, c
       // Two of 16 bits at an address that is a multiple of four bytes: this lane's, or its second and the next lane's first, which leaves
       // those at the ends of what the block has of a row.
       const int odd = static_cast<int>(reinterpret_cast<index_t>(y) / 2 % 2);
-      const bool paired = odd ? live > 2 && !(place.ends && at + 2 == 4 * stride) : live > 1;
+      const bool paired = odd ? live > 2 && !((place.flags & ENDS) != 0 && at + 2 == quad_outputs) : live > 1;
       const unsigned* const words = reinterpret_cast<const unsigned*>(from);
       const Word now{words[0]};
       const Word word{static_cast<unsigned>((static_cast<unsigned long long>(words[1]) << 32 | now.bits) >> (16 * odd))};
       if (paired) *reinterpret_cast<unsigned*>(y + odd) = word.bits;
       if (!paired && live > odd) y[odd] = word.element[0];
-      if (odd && live > 0 && place.begins && at == 0) y[0] = now.element[0];
+      if (odd && live > 0 && (place.flags & BEGINS) != 0 && at == 0) y[0] = now.element[0];
     }
   }
 }
@@ -372,13 +381,14 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
     Place* const places = place_tables[tile % 2];  // other warps may be storing the last tile
     if (lane % 4 == 0) {
       const int d = q_d * taps.d.stride, h = q_h * taps.h.stride, w = q_w * taps.w.stride, *size = problem.output_size;
-      const bool ends = q_w + 4 >= 4 * quads_w || quad + 1 == first + BLOCK_QUADS;
-      places[quad - first] = {output.at(n, group * out_channels + first_out, d, h, w),
-                              quad < quads ? size[2] - w : 0,
-                              static_cast<signed char>(min(size[0] - d, 127)),
-                              static_cast<signed char>(min(size[1] - h, 127)),
-                              q_w == 0 || quad == first,
-                              ends};
+      int flags =
+          (q_w == 0 || quad == first ? BEGINS : 0) | (q_w + 4 >= 4 * quads_w || quad + 1 == first + BLOCK_QUADS ? ENDS : 0);
+#pragma unroll
+      for (int r = 0; r < taps.d.stride * taps.h.stride; ++r)
+        flags |= (d + r / taps.h.stride < size[0] && h + r % taps.h.stride < size[1] ? 1 : 0) << r;
+      const scalar_t* const corner = output.at(n, group * out_channels + first_out, d, h, w);
+      places[quad - first] = {(corner - output.data) * static_cast<index_t>(sizeof(scalar_t)), quad < quads ? size[2] - w : 0,
+                              flags};
     }
 
     float sums[MOST_TILES][4][4];
@@ -448,7 +458,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
           }
           __syncthreads();  // all sums and places are there, and the buffer before this one has been read
           const index_t offset = octet * 8 * output.stride[1] + r_d * output.stride[2] + r_h * output.stride[3];
-          store_residue(stage, pitch, places, taps.w.stride, r_d, r_h, live, output, offset, again / 32, own);
+          store_residue(stage, pitch, places, taps.w.stride, r_d * taps.h.stride + r_h, live, output, offset, again / 32, own);
         }
       }
     }
