@@ -41,7 +41,7 @@ shared_bytes = "weight_bytes + 2 * 8 * (BLOCK_WARPS * 32 * stride_w + 2) * items
 "quads <= 500000000" = "it counts the positions of a volume in 32 bits"
 [search]
 BLOCK_WARPS = [4, 8]
-BLOCK_TILES = [2, 4, 8]
+BLOCK_TILES = [4, 8, 16]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles"
 block = "32 * BLOCK_WARPS"
@@ -75,9 +75,9 @@ shared_bytes = "shared_bytes"
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
 #endif
-static_assert(8 % BLOCK_WARPS == 0, "each warp stores as many of 8 channels");
+static_assert(BLOCK_WARPS % 2 == 0 && 8 % BLOCK_WARPS == 0, "a warp stores every so many of 8 channels");
 #ifndef BLOCK_TILES
-#define BLOCK_TILES 4
+#define BLOCK_TILES 8
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W
@@ -312,24 +312,29 @@ __device__ __forceinline__ void store_residue(const scalar_t* sums, int pitch, c
     const Place place = places[quad];
     const int live = (place.flags & 1 << residue) != 0 ? place.live - at : 0;
     scalar_t* y = advanced(data + at, place.bytes);
+    const scalar_t* const from = own + run * k;
+    if (EACH == 1) {
+#pragma unroll
+      for (int c = 0; c < 8; c += BLOCK_WARPS, y = advanced(y, step)) {
+        if (live > 0 && (channels == 8 || c + warp < channels)) *y = from[c * pitch];
+      }
+      continue;
+    }
+    // Two of 16 bits at an address that is a multiple of four bytes: this lane's, or its second and the next lane's first, which leaves
+    // those at the ends of what the block has of a row. All channels of a warp are aligned alike.
+    const int odd = static_cast<int>(reinterpret_cast<index_t>(y) / 2 % 2);
+    const bool paired = odd == 0 ? live > 1 : live > 2 && !((place.flags & ENDS) != 0 && at + 2 == quad_outputs);
+    const bool last = !paired && live > odd, first_too = odd != 0 && live > 0 && (place.flags & BEGINS) != 0 && at == 0;
+    y += odd;
 #pragma unroll
     for (int c = 0; c < 8; c += BLOCK_WARPS, y = advanced(y, step)) {
       if (channels < 8 && c + warp >= channels) break;
-      const scalar_t* const from = own + (c * pitch + run * k);
-      if (EACH == 1) {
-        if (live > 0) *y = *from;
-        continue;
-      }
-      // Two of 16 bits at an address that is a multiple of four bytes: this lane's, or its second and the next lane's first, which leaves
-      // those at the ends of what the block has of a row.
-      const int odd = static_cast<int>(reinterpret_cast<index_t>(y) / 2 % 2);
-      const bool paired = odd ? live > 2 && !((place.flags & ENDS) != 0 && at + 2 == quad_outputs) : live > 1;
-      const unsigned* const words = reinterpret_cast<const unsigned*>(from);
+      const unsigned* const words = reinterpret_cast<const unsigned*>(from + c * pitch);
       const Word now{words[0]};
       const Word word{static_cast<unsigned>((static_cast<unsigned long long>(words[1]) << 32 | now.bits) >> (16 * odd))};
-      if (paired) *reinterpret_cast<unsigned*>(y + odd) = word.bits;
-      if (!paired && live > odd) y[odd] = word.element[0];
-      if (odd && live > 0 && (place.flags & BEGINS) != 0 && at == 0) y[0] = now.element[0];
+      if (paired) *reinterpret_cast<unsigned*>(y) = word.bits;
+      if (last) y[0] = word.element[0];
+      if (first_too) y[-1] = now.element[0];
     }
   }
 }
