@@ -70,7 +70,6 @@ shared_bytes = "shared_bytes"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -117,7 +116,12 @@ constexpr int BLOCK_QUADS = 8 * BLOCK_WARPS;
 constexpr int MOST_TILES = 4;                                            // of sums: row tiles of all residues of d and h
 constexpr int NOWHERE = 0x40000000;                                      // a coordinate outside every tensor
 constexpr bool LONG_ROWS = (KERNEL_W - 1) * DILATION_W >= 3 * STRIDE_W;  // of taps: a window takes more registers
-constexpr int RESIDENT_WARPS = PARTS == 2 ? 8 : LONG_ROWS || STRIDE_W > 2 ? 12 : 16;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int MOST_WARPS = 12;  // with 16, and 128 registers a thread, the compiler spills two of them
+#else
+constexpr int MOST_WARPS = 16;
+#endif
+constexpr int RESIDENT_WARPS = PARTS == 2 ? 8 : LONG_ROWS || STRIDE_W > 2 ? 12 : MOST_WARPS;
 
 union Word {
   unsigned bits;
@@ -168,13 +172,12 @@ struct Taps {
 };
 
 __device__ inline Taps taps_of(const Problem& problem, int shift, int in_channels, int octets) {
-  const int *kernel = problem.kernel_size, *stride = problem.stride, *padding = problem.padding;
-  return {{SPECIALIZED(KERNEL_D, kernel[0]), SPECIALIZED(STRIDE_D, stride[0]), SPECIALIZED(DILATION_D, problem.dilation[0]),
-           SPECIALIZED(LEAD_D, padding[0] % stride[0])},
-          {SPECIALIZED(KERNEL_H, kernel[1]), SPECIALIZED(STRIDE_H, stride[1]), SPECIALIZED(DILATION_H, problem.dilation[1]),
-           SPECIALIZED(LEAD_H, padding[1] % stride[1])},
-          {SPECIALIZED(KERNEL_W, kernel[2]), SPECIALIZED(STRIDE_W, stride[2]), SPECIALIZED(DILATION_W, problem.dilation[2]),
-           SPECIALIZED(LEAD_W, padding[2] % stride[2])},
+  return {{SPECIALIZED(KERNEL_D, problem.kernel_size[0]), SPECIALIZED(STRIDE_D, problem.stride[0]),
+           SPECIALIZED(DILATION_D, problem.dilation[0]), SPECIALIZED(LEAD_D, problem.padding[0] % problem.stride[0])},
+          {SPECIALIZED(KERNEL_H, problem.kernel_size[1]), SPECIALIZED(STRIDE_H, problem.stride[1]),
+           SPECIALIZED(DILATION_H, problem.dilation[1]), SPECIALIZED(LEAD_H, problem.padding[1] % problem.stride[1])},
+          {SPECIALIZED(KERNEL_W, problem.kernel_size[2]), SPECIALIZED(STRIDE_W, problem.stride[2]),
+           SPECIALIZED(DILATION_W, problem.dilation[2]), SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2])},
           SPECIALIZED(SHIFT_W, shift),
           (in_channels + 7) / 8,
           octets};

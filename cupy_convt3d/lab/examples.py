@@ -60,7 +60,8 @@ _LONG = (
 )
 # Output channels stored as vectors in rows that end within a piece; more than one tile of positions, of 32 channels too; taps along h
 # that reach as far as any; a tile that begins late in a plane; long rows of which the first input lies just before a vector; several
-# tiles of output channels, and as many volumes; so many rows in a tile that few channels are staged at once.
+# tiles of output channels, and as many volumes; more than one octet of input channels where sums take more than one fragment; so many
+# rows in a tile that few channels are staged at once.
 _MORE = (
     "n1_c2to8_i1x2x3_k1x1x3_s1x1x2",
     "n2_c1to2_i2x3x90_k1x1x2",
@@ -70,6 +71,7 @@ _MORE = (
     "n1_c1to2_i1x1x68_k1x1x2_s1x1x3_p0x0x9",
     "n1_c1to2_i1x1x72_k1x1x3_s1x1x2_p0x0x8_op0x0x1",
     "n2_c1to64_i1x2x3_k1x2x2_s1x2x1",
+    "n1_c10to4_i1x2x3_k1x1x5_s1x1x4",
     "n1_c2to2_i3x40x16_k3_p1",
 )
 # With a low limit of the halo: rows enough for another tile if they were longer or more than they need be.
