@@ -101,6 +101,7 @@ _MANY_TILES = ("n1_c256to16_i1x1x260_k1x1x2_s1x1x2_g16", "n1_c528to16_i1x1x260_k
 _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
 # What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
 _MODES = {
+    "n1_c16to16_i1x1x420_k1_g16": (1,),  # three tiles of a block where channels lie together
     "n1_c5to5_i1x2x1_k1x3x1_s1x2x1_g5": (0,),  # a block leaves a group of whose weights it used some
     "n1_c2to4_i2x2x1_k1x60x1_p0x30x0_g2": (0,),  # more rows of taps than are kept
     "n1_c2to2_i2x2x3_k1x7x9_s1x2x4_p0x2x3": (0,),  # more taps than are kept, in rows that are too long to be one piece
