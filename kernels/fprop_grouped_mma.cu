@@ -97,19 +97,6 @@ static_assert(BLOCK_WARPS % 2 == 0 && 8 % BLOCK_WARPS == 0, "a warp stores every
 #define OUT_CHANNELS 8
 #endif
 
-#if defined(CONVT3D_TF32X3)
-constexpr int PARTS = 2;
-#else
-constexpr int PARTS = 1;
-#endif
-#if defined(CONVT3D_BF16)
-#define CONVT3D_MULTIPLY mma_bf16
-#elif defined(CONVT3D_FP16)
-#define CONVT3D_MULTIPLY mma_fp16
-#else
-#define CONVT3D_MULTIPLY mma_tf32
-#endif
-
 constexpr int EACH = 4 / sizeof(scalar_t);  // elements of a register
 constexpr int MOST_WORDS = 16 / EACH;       // of a window: 3 elements before it, 4 + 8 in it, one after it
 constexpr int BLOCK_QUADS = 8 * BLOCK_WARPS;

@@ -105,22 +105,9 @@ shared_bytes = "shared_bytes"
 #define MAX_HALO 384
 #endif
 
-#if defined(CONVT3D_TF32X3)
-constexpr int PARTS = 2;
-#else
-constexpr int PARTS = 1;
-#endif
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int CELL = 16 / static_cast<int>(sizeof(scalar_t)), CHUNK = 2 * CELL;  // channels
 static_assert(TILE_VOXELS % (2 * 16 * WARPS) == 0, "each warp owns whole m16 tiles");
-
-#if defined(CONVT3D_BF16)
-#define CONVT3D_MULTIPLY mma_bf16
-#elif defined(CONVT3D_FP16)
-#define CONVT3D_MULTIPLY mma_fp16
-#else
-#define CONVT3D_MULTIPLY mma_tf32
-#endif
 
 // The cells of `CELL` channels: one for each part.
 __device__ inline void make_cells(const float (&x)[4], uint4 (&cells)[PARTS]) {

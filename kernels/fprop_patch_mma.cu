@@ -115,19 +115,7 @@ constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
 constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE;  // elements of a copy; channels of one mma.sync
 static_assert(STAGES >= 2, "one stage is filled while another is read");
 
-#if defined(CONVT3D_TF32X3)
-constexpr bool SPLIT = true;
-#else
-constexpr bool SPLIT = false;
-#endif
-constexpr bool WIDE = WIDE_WARPS != 0 && !SPLIT;  // tf32x3 would spill
-#if defined(CONVT3D_BF16)
-#define CONVT3D_MULTIPLY mma_bf16
-#elif defined(CONVT3D_FP16)
-#define CONVT3D_MULTIPLY mma_fp16
-#else
-#define CONVT3D_MULTIPLY mma_tf32
-#endif
+constexpr bool WIDE = WIDE_WARPS != 0 && PARTS == 1;  // tf32x3 would spill
 
 // A voxel of the tile: where it begins in the input and in the output, -1 past the last one.
 struct alignas(16) Row {
@@ -232,11 +220,11 @@ __device__ inline void copy_elements(scalar_t* to, int pitch, const scalar_t* fr
 // The operands of one step for a warp's tile, as they lie in shared memory; parts are what TF32 has of a number, and the rest.
 template <int M_TILES, int N_TILES>
 struct Fragments {
-  unsigned a[SPLIT ? 2 : 1][M_TILES][4], b[SPLIT ? 2 : 1][N_TILES][2];
+  unsigned a[PARTS][M_TILES][4], b[PARTS][N_TILES][2];
 
   __device__ static void round(float value, unsigned& high, unsigned& low) {
     high = nearest_tf32(value);
-    if (SPLIT) low = nearest_tf32(value - __uint_as_float(high));
+    if (PARTS == 2) low = nearest_tf32(value - __uint_as_float(high));
   }
 
   // `inputs` is the step's first row [depth][voxel] at the warp's first voxel. tf32: rows g and g + 8 of a fragment are
@@ -251,7 +239,7 @@ struct Fragments {
         for (int i = 0; i < M_TILES; ++i) {
           const Floats<2> pair =
               *reinterpret_cast<const Floats<2>*>(inputs + (lane % 4 + r * 4) * PITCH + i * 16 + lane / 4 * 2);
-          for (int e = 0; e < 2; ++e) round(pair.value[e], a[0][i][r * 2 + e], a[SPLIT ? 1 : 0][i][r * 2 + e]);
+          for (int e = 0; e < 2; ++e) round(pair.value[e], a[0][i][r * 2 + e], a[PARTS - 1][i][r * 2 + e]);
         }
       }
     } else {
@@ -269,7 +257,7 @@ struct Fragments {
     for (int i = 0; i < M_TILES; ++i) {
       ldmatrix_x4(a[0][i], row + i * 16 * PITCH * SIZE);
       if constexpr (SIZE == 4) {
-        for (int r = 0; r < 4; ++r) round(__uint_as_float(a[0][i][r]), a[0][i][r], a[SPLIT ? 1 : 0][i][r]);
+        for (int r = 0; r < 4; ++r) round(__uint_as_float(a[0][i][r]), a[0][i][r], a[PARTS - 1][i][r]);
       }
     }
   }
@@ -282,7 +270,7 @@ struct Fragments {
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int j = 0; j < N_TILES; ++j)
-          round(to_accum(weights[(lane % 4 + r * 4) * PITCH + j * 8 + lane / 4]), b[0][j][r], b[SPLIT ? 1 : 0][j][r]);
+          round(to_accum(weights[(lane % 4 + r * 4) * PITCH + j * 8 + lane / 4]), b[0][j][r], b[PARTS - 1][j][r]);
       }
     } else {
       const unsigned row = shared_address(weights + lane % 16 * PITCH + lane / 16 * 8);
@@ -300,10 +288,10 @@ struct Fragments {
     for (int j = 0; j < N_TILES; ++j) {
 #pragma unroll
       for (int i = 0; i < M_TILES; ++i) {
-        if (SPLIT) {
+        if (PARTS == 2) {
           float step[4] = {};
-          CONVT3D_MULTIPLY(step, a[SPLIT ? 1 : 0][i], b[0][j][0], b[0][j][1]);
-          CONVT3D_MULTIPLY(step, a[0][i], b[SPLIT ? 1 : 0][j][0], b[SPLIT ? 1 : 0][j][1]);
+          CONVT3D_MULTIPLY(step, a[PARTS - 1][i], b[0][j][0], b[0][j][1]);
+          CONVT3D_MULTIPLY(step, a[0][i], b[PARTS - 1][j][0], b[PARTS - 1][j][1]);
           CONVT3D_MULTIPLY(step, a[0][i], b[0][j][0], b[0][j][1]);
           for (int e = 0; e < 4; ++e) sums[i][j][e] += step[e];
         } else {
@@ -472,7 +460,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
     const scalar_t* const stage_inputs = inputs + buffer * INPUTS;
     const scalar_t* const stage_weights = weights + buffer * WEIGHTS + warp_depth * COLUMN_PITCH + warp_column;
     if (copies == CHANNEL_VECTORS) {
-#pragma unroll(SPLIT ? 1 : STEPS)
+#pragma unroll(PARTS == 2 ? 1 : STEPS)
       for (int step = 0; step < STEPS; ++step) {
         Fragments<M_TILES, N_TILES> now;
         now.template load_along_channels<CHANNEL_PITCH>(stage_inputs + warp_voxel * CHANNEL_PITCH + warp_depth + step * STEP,
@@ -481,7 +469,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
         now.multiply(sums);
       }
     } else {
-#pragma unroll(SPLIT ? 1 : STEPS)
+#pragma unroll(PARTS == 2 ? 1 : STEPS)
       for (int step = 0; step < STEPS; ++step) {
         Fragments<M_TILES, N_TILES> now;
         now.template load_along_voxels<VOXEL_PITCH>(stage_inputs + (warp_depth + step * STEP) * VOXEL_PITCH + warp_voxel, lane);
@@ -601,12 +589,12 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     convt3d_fprop_patch_mma_256x128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                     const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                     const int columns, const int column_tiles) {
-  if constexpr (!SPLIT) {  // tf32x3 is never launched so: its fragments would not fit in registers
+  if constexpr (PARTS == 1) {  // tf32x3 is never launched so: its fragments would not fit in registers
     multiply_patches<256, 128, 1, 64>(problem, input, weight, bias, output, voxels, columns, column_tiles);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(WIDE ? 128 : 256, SPLIT ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(WIDE ? 128 : 256, PARTS == 2 ? 1 : 2)
     convt3d_fprop_patch_mma_128x128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                     const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                     const int columns, const int column_tiles) {

@@ -230,11 +230,6 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * raw_places"
 #define SUMS 192
 #endif
 
-#if defined(CONVT3D_TF32X3)
-constexpr int PARTS = 2;  // each operand is the sum of two TF32 numbers
-#else
-constexpr int PARTS = 1;
-#endif
 constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
 
 struct alignas(16) Cell {

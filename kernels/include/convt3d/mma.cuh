@@ -51,3 +51,17 @@ CONVT3D_MMA(mma_fp16, "m16n8k16.row.col.f32.f16.f16.f32")
 #else
 #include "convt3d/host/mma.h"
 #endif
+
+// By the element type: the product, and how many parts an operand has; in tf32x3 it is the sum of two TF32 numbers.
+#if defined(CONVT3D_TF32X3)
+constexpr int PARTS = 2;
+#else
+constexpr int PARTS = 1;
+#endif
+#if defined(CONVT3D_BF16)
+#define CONVT3D_MULTIPLY mma_bf16
+#elif defined(CONVT3D_FP16)
+#define CONVT3D_MULTIPLY mma_fp16
+#else
+#define CONVT3D_MULTIPLY mma_tf32
+#endif
