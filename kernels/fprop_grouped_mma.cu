@@ -290,15 +290,15 @@ __device__ __forceinline__ void store_residue(const scalar_t* sums, int pitch, c
     return;
   }
   const index_t step = BLOCK_WARPS * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+  // BLOCK_WARPS is a multiple of EACH, so that a block's outputs are whole runs.
   const int run = 32 * EACH, first = lane * EACH, first_quad = first / quad_outputs, first_at = first % quad_outputs;
   const bool whole_quads = run % quad_outputs == 0;  // are stored at once, so that a lane keeps its place in them
   scalar_t* const data = output.data + (offset + warp * output.stride[1]);
   const scalar_t* const own = sums + (warp * pitch + first);
 #pragma unroll 8
-  for (int k = 0; k < (outputs + run - 1) / run; ++k) {
+  for (int k = 0; k < outputs / run; ++k) {
     const int quad = whole_quads ? first_quad + run / quad_outputs * k : (first + run * k) / quad_outputs;
     const int at = whole_quads ? first_at : (first + run * k) % quad_outputs;
-    if (outputs % run != 0 && quad >= BLOCK_QUADS) break;
     const Place place = places[quad];
     const int live = (place.flags & 1 << residue) != 0 ? place.live - at : 0;
     scalar_t* y = advanced(data + at, place.bytes);
