@@ -104,7 +104,7 @@ constexpr int MOST_TILES = 4;                                            // of s
 constexpr int NOWHERE = 0x40000000;                                      // a coordinate outside every tensor
 constexpr bool LONG_ROWS = (KERNEL_W - 1) * DILATION_W >= 3 * STRIDE_W;  // of taps: a window takes more registers
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int MOST_WARPS = 12;  // with 16, and 128 registers a thread, the compiler spills two of them
+constexpr int MOST_WARPS = 12;  // with 16, and 128 registers a thread, the compiler spills some
 #else
 constexpr int MOST_WARPS = 16;
 #endif
@@ -398,6 +398,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
         const index_t below = offset_d * input.stride[2] + offset_h * input.stride[3];
 #pragma unroll 1
         for (int octet = 0; octet < taps.in_octets; ++octet) {
+          // Else the compiler for sm_100 and newer makes two or three copies of this loop, and spills.
+          forget_memory();
           unsigned words[2][MOST_WORDS];  // of this lane's two channels
 #pragma unroll
           for (int k = 0; k < 2; ++k) {
