@@ -626,7 +626,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       const unsigned first = is_stage ? 0 : static_cast<unsigned>(is_raw ? stages + slabs : stages);
       const unsigned full = base + first * 16 + (i - first) * 8;
       mbarrier_init(full, is_stage && !from_cells ? loaders / 32 : 1);
-      mbarrier_init(full + size * 8, is_raw ? loaders / 32 : CONSUMERS * 4);
+      mbarrier_init(full + size * 8, is_raw ? loaders : CONSUMERS * 4);
     }
     mbarrier_fence_init();
   }
@@ -703,12 +703,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                                    input.stride[1], at.inside, live);
                 }
               }
+              if (kind == RAW_COPY) mbarrier_arrive(raw.empty());  // each lane for what it has read
               fence_async();
               __syncwarp();
-              if (lane == 0) {
-                mbarrier_arrive(stage.full());
-                if (kind == RAW_COPY) mbarrier_arrive(raw.empty());
-              }
+              if (lane == 0) mbarrier_arrive(stage.full());
               stage.advance();
               if (kind == RAW_COPY) raw.advance();
             }

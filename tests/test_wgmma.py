@@ -122,7 +122,7 @@ def test_the_check_meets_what_the_problem_decides(dtype: str) -> None:
 
 
 MISTAKES = {
-    "stage never announced": ("                mbarrier_arrive(stage.full());\n", ""),
+    "stage never announced": ("              if (lane == 0) mbarrier_arrive(stage.full());\n", ""),
     "stage never given back": ("          mbarrier_arrive(read_stage);\n", ""),
     "slab given back before it is read": ("            wgmma_wait<1>();\n", ""),
     "slab announced without its bytes": (
@@ -144,7 +144,7 @@ MISTAKES = {
     "consumer does not wait for its stage": ("          mbarrier_wait(stage.full(), stage.parity);\n", ""),
     "wrong parity": ("mbarrier_wait(stage.full(), stage.parity)", "mbarrier_wait(stage.full(), stage.parity ^ 1u)"),
     "sums touched before they are there": ("        fresh = false;\n        wgmma_wait<0>();\n", "        fresh = false;\n"),
-    "raw copy never given back": ("                if (kind == RAW_COPY) mbarrier_arrive(raw.empty());\n", ""),
+    "raw copy never given back": ("              if (kind == RAW_COPY) mbarrier_arrive(raw.empty());", ""),
     "tap offset": ("- static_cast<unsigned>(i) * tap_step", "+ static_cast<unsigned>(i) * tap_step"),
     "sums stored before all is filled": ("        if (SPECIALIZED(FILLED, filled)) sync_warpgroup(warpgroup);", ""),
     "cut column starts cold": ("segment.first = segment.begin > warm_up ? segment.begin - warm_up : 0;", "segment.first = segment.begin;"),
