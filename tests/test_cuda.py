@@ -41,7 +41,7 @@ def instances(kernel: Kernel) -> list[Instance]:
     return found
 
 
-SPILLS = {("fprop_grouped_mma", "sm_100"), ("fprop_grouped_mma", "sm_120"), ("fprop_patch", "sm_120")}  # still, a few registers
+SPILLS = {("fprop_grouped_mma", "sm_100"), ("fprop_grouped_mma", "sm_120")}  # still, a few registers
 
 
 @pytest.mark.slow
