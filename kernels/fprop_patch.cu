@@ -8,19 +8,41 @@ KERNEL_W = "kernel_w"
 [constants]
 voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
-column_tiles = "ceil_div(columns, 128)"
-voxel_tiles = "ceil_div(voxels, 128)"
-block_tiles = "max(1, min(BLOCK_TILES, voxel_tiles * groups * column_tiles // (8 * multiprocessors)))"
-runs = "ceil_div(voxel_tiles, block_tiles)"
+large_blocks = "ceil_div(voxels, 128) * ceil_div(columns, 128) * groups"
+medium_blocks = "ceil_div(voxels, 64) * ceil_div(columns, 64) * groups"
+fitting = "1 if large_blocks >= LARGE_BLOCKS * multiprocessors else 2 if medium_blocks >= MEDIUM_BLOCKS * multiprocessors else 3"
+tile = "TILE if TILE else fitting"
+edge = "128 if tile == 1 else 64 if tile == 2 else 32"
+column_tiles = "ceil_div(columns, edge)"
+voxel_tiles = "ceil_div(voxels, edge)"
+block_tiles = "max(1, min(BLOCK_TILES, large_blocks // (8 * multiprocessors))) if tile == 1 else 1"
+blocks = "ceil_div(voxel_tiles, block_tiles) * groups * column_tiles"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "voxels < 2 * 1024 * 1024 * 1024 - 128 and columns < 2 * 1024 * 1024 * 1024 - 128" = "voxels and columns of the product must be below 2^31"
 [search]
+TILE = [1, 2, 3]
 BLOCK_TILES = [1, 2, 4]
+STAGES = [3, 4]
 [[launch]]
-grid = "runs * groups * column_tiles"
+symbol = "convt3d_fprop_patch_128x128"
+when = "tile == 1"
+grid = "blocks"
 block = 256
+shared_bytes = 32768
+[[launch]]
+symbol = "convt3d_fprop_patch_64x64"
+when = "tile == 2"
+grid = "blocks"
+block = "64 * MEDIUM_PARTS"
+shared_bytes = "STAGES * MEDIUM_PARTS * 8192"
+[[launch]]
+symbol = "convt3d_fprop_patch_32x32"
+when = "tile == 3"
+grid = "blocks"
+block = 256
+shared_bytes = "STAGES * 32768"
 */
 // Kernel = stride: each input voxel owns a block of kernel_size outputs, so the whole layer is one matrix product with the reordering
 // fused into the store (depth to space):
@@ -28,15 +50,34 @@ block = 256
 //   output[n, co, i*stride + t] = bias[co] + sum over ci of input[n, ci, i] * weight[ci, co, t]
 //
 // with a row for each voxel (n, i), a column for each (co, t), and depth ci. Both operands already lie as the product wants them, rows
-// or columns contiguous for each ci, so nothing is packed. A block owns a few tiles of 128 voxels x 128 columns, and stages 16 input
-// channels of both by cp.async while it multiplies the last 16; the next tile's first 16 are on their way while one tile is stored.
-// A thread owns 2 x 4 neighbouring voxels x 8 neighbouring columns: where the
-// stride along w is 2, 4 voxels and 2 taps are 8 neighbouring outputs, written in two 16-byte stores.
+// or columns contiguous for each ci, so nothing is packed. A block stages some input channels of a tile of both by cp.async, in a ring
+// of buffers, while it multiplies those before. A thread owns one or two times 4 neighbouring voxels x 8 neighbouring columns.
+//   128 x 128: a block owns a few tiles; the next tile's first channels are on their way while one tile is stored.
+//   64 x 64, 32 x 32: where there would be few blocks. The threads form PARTS, each with the whole tile and its share of the channels of
+//   a stage. The parts' sums pass through shared memory, where each thread adds those of 2 voxels x 2 columns in order.
+// Where the stride along w is 2, 2 voxels and 2 taps are 4 neighbouring outputs, written in a 16-byte store.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 
+// 1, 2, 3: 128 x 128, 64 x 64, 32 x 32; 0: the largest of which each multiprocessor gets LARGE_BLOCKS or MEDIUM_BLOCKS, else the last.
+#ifndef TILE
+#define TILE 0
+#endif
+#ifndef LARGE_BLOCKS
+#define LARGE_BLOCKS 3
+#endif
+#ifndef MEDIUM_BLOCKS
+#define MEDIUM_BLOCKS 2
+#endif
+#ifndef MEDIUM_PARTS
+#define MEDIUM_PARTS 2
+#endif
+// Of the ring of the two smaller tiles.
+#ifndef STAGES
+#define STAGES 3
+#endif
 #ifndef BLOCK_TILES
 #define BLOCK_TILES 4
 #endif
@@ -51,10 +92,14 @@ block = 256
 #define KERNEL_W 2
 #endif
 
-constexpr int TILE = 128, DEPTH = 16, THREADS = 256;
+static_assert(STAGES >= 2, "one stage is filled while another is read; the sums of the parts take the room of two");
 
 struct alignas(16) Vector {
   accum_t element[4];
+};
+
+struct alignas(8) Pair {
+  accum_t element[2];
 };
 
 // Row `voxel` of the product as an index of a tensor with the channels left out.
@@ -95,73 +140,72 @@ __device__ inline bool in_vectors(const View<T>& tensor) {
   return whole;
 }
 
-// Copy DEPTH rows of TILE elements: this thread's one element of every other row, or its 4 of every eighth.
-template <int WIDTH, class Unit>
-__device__ __forceinline__ void stage_units(accum_t (&target)[DEPTH][TILE], const scalar_t* source, index_t next_channel,
-                                            int channels, bool live) {
-  constexpr int ROW_THREADS = TILE / WIDTH;
-  const int thread = static_cast<int>(threadIdx.x), first = thread / ROW_THREADS;
-  const scalar_t* from = source + first * next_channel;
-#pragma unroll(WIDTH == 4 ? 2 : 1)
-  for (int k = 0; k < DEPTH; k += THREADS / ROW_THREADS, from += THREADS / ROW_THREADS * next_channel) {
-    const bool inside = live && first + k < channels;
-    copy_async(reinterpret_cast<Unit*>(&target[first + k][thread % ROW_THREADS * WIDTH]),
-               reinterpret_cast<const Unit*>(inside ? from : source), inside);
+// Copy a thread's share of DEPTH rows of EDGE elements, one unit of every APART rows from its first, of which the next `left` are inside.
+template <int THREADS, class Unit, int DEPTH, int EDGE>
+__device__ __forceinline__ void stage_units(accum_t (&target)[DEPTH][EDGE], const scalar_t* from, index_t next_channel,
+                                            int left) {
+  constexpr int WIDTH = sizeof(Unit) / sizeof(accum_t), APART = THREADS * WIDTH / EDGE;
+  Unit* to = reinterpret_cast<Unit*>(&target) + threadIdx.x;
+#pragma unroll(WIDTH == 4 || EDGE < 128 ? DEPTH / APART : 1)
+  for (int k = 0; k < DEPTH; k += APART, from += APART * next_channel, to += THREADS) {
+    copy_async(to, reinterpret_cast<const Unit*>(from), k < left);
   }
 }
 
-__device__ __forceinline__ void stage(accum_t (&target)[DEPTH][TILE], const scalar_t* source, index_t next_channel,
-                                      int channels, bool live, bool vectors) {
+template <int THREADS, int DEPTH, int EDGE>
+__device__ __forceinline__ void stage(accum_t (&target)[DEPTH][EDGE], const scalar_t* from, index_t next_channel, int left,
+                                      bool vectors) {
   if (vectors) {
-    stage_units<4, Vector>(target, source, next_channel, channels, live);
+    stage_units<THREADS, Vector>(target, from, next_channel, left);
   } else {
-    stage_units<1, accum_t>(target, source, next_channel, channels, live);
+    stage_units<THREADS, accum_t>(target, from, next_channel, left);
   }
 }
 
-// Add the bias and store what a thread has of a tile: voxels `first` to first + 3 and the same half a tile further on, 8 columns.
-__device__ __forceinline__ void store_tile(accum_t (&sums)[2][4][8], const Problem& problem, const scalar_t* bias,
+// Add the bias and store what a thread has of a tile: RUN voxels from `first`, and where RUNS is 2 as many 64 further on.
+template <int RUNS, int RUN, int COLUMNS>
+__device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], const Problem& problem, const scalar_t* bias,
                                            const View<scalar_t>& output, const Taps& taps, int group, int out_channels,
                                            int first, int voxels, int first_column) {
-  const bool output_vectors = in_vectors(output) && problem.input_size[2] % 4 == 0 && taps.w == 2;
+  const bool output_vectors = in_vectors(output) && problem.input_size[2] % RUN == 0 && taps.w == 2;
   if (bias != nullptr) {
     Column at = taps.column_at(first_column);
 #pragma unroll
-    for (int c = 0; c < 8; ++c, taps.step(at, 1)) {
+    for (int c = 0; c < COLUMNS; ++c, taps.step(at, 1)) {
       const accum_t value = at.co < out_channels ? bias[group * out_channels + at.co] : accum_t(0);
 #pragma unroll
-      for (int v = 0; v < 8; ++v) sums[v / 4][v % 4][c] += value;
+      for (int v = 0; v < RUNS * RUN; ++v) sums[v / RUN][v % RUN][c] += value;
     }
   }
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int from = first + half * 64;
+  for (int run = 0; run < RUNS; ++run) {
+    const int from = first + run * 64;
     Column at = taps.column_at(first_column);
-    if (output_vectors) {  // rows of voxels end on quads: all 4 are inside, or none
+    if (output_vectors) {  // rows of voxels end on runs: all are inside, or none
       if (from >= voxels) continue;
       const Voxel v = voxel_of_row(problem, from);
       scalar_t* corner = output.at(v.n, group * out_channels, v.d * taps.d, v.h * taps.h, v.w * 2);
 #pragma unroll
-      for (int c = 0; c < 8; c += 2, taps.step(at, 2)) {
+      for (int c = 0; c < COLUMNS; c += 2, taps.step(at, 2)) {
         if (at.co >= out_channels) continue;
-        const auto& s = sums[half];
+        const auto& s = sums[run];
         Vector* y =
             reinterpret_cast<Vector*>(corner + at.co * output.stride[1] + at.d * output.stride[2] + at.h * output.stride[3]);
-        y[0] = {s[0][c], s[0][c + 1], s[1][c], s[1][c + 1]};
-        y[1] = {s[2][c], s[2][c + 1], s[3][c], s[3][c + 1]};
+#pragma unroll
+        for (int e = 0; e < RUN; e += 2) y[e / 2] = {s[e][c], s[e][c + 1], s[e + 1][c], s[e + 1][c + 1]};
       }
     } else {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 0; e < RUN; ++e) {
         if (from + e >= voxels) break;
         const Voxel v = voxel_of_row(problem, from + e);
         scalar_t* corner = output.at(v.n, group * out_channels, v.d * taps.d, v.h * taps.h, v.w * taps.w);
         Column to = at;
 #pragma unroll
-        for (int c = 0; c < 8; ++c, taps.step(to, 1)) {
+        for (int c = 0; c < COLUMNS; ++c, taps.step(to, 1)) {
           if (to.co < out_channels) {
             corner[to.co * output.stride[1] + to.d * output.stride[2] + to.h * output.stride[3] + to.w * output.stride[4]] =
-                sums[half][e][c];
+                sums[run][e][c];
           }
         }
       }
@@ -169,15 +213,20 @@ __device__ __forceinline__ void store_tile(accum_t (&sums)[2][4][8], const Probl
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    convt3d_fprop_patch(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
-                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels, const int columns,
-                        const int column_tiles, const int voxel_tiles, const int block_tiles) {
-  __shared__ accum_t inputs[2][DEPTH][TILE];
-  __shared__ accum_t weights[2][DEPTH][TILE];
+// A block's tiles of EDGE voxels x EDGE columns. A thread has RUNS x 4 voxels x 8 columns of them, for its part of the channels.
+template <int EDGE, int RUNS, int PARTS, int RING>
+__device__ __forceinline__ void multiply_tiles(const Problem& problem, const View<const scalar_t>& input,
+                                               const View<const scalar_t>& weight, const scalar_t* __restrict__ bias,
+                                               const View<scalar_t>& output, int voxels, int columns, int column_tiles,
+                                               int voxel_tiles, int block_tiles) {
+  constexpr int PART_DEPTH = 16, DEPTH = PART_DEPTH * PARTS;
+  constexpr int RUN_THREADS = EDGE / RUNS / 4, PART_THREADS = RUN_THREADS * EDGE / 8, THREADS = PART_THREADS * PARTS;
+  extern __shared__ uint4 shared[];
+  const auto inputs = reinterpret_cast<accum_t(*)[DEPTH][EDGE]>(shared);  // [RING]
+  const auto weights = inputs + RING;                                     // [RING]
 
   // blockIdx.x = (run of voxel tiles * groups + group) * column_tiles + column tile
-  const int thread = static_cast<int>(threadIdx.x), first_column = static_cast<int>(blockIdx.x % column_tiles) * TILE;
+  const int thread = static_cast<int>(threadIdx.x), first_column = static_cast<int>(blockIdx.x % column_tiles) * EDGE;
   const int group = static_cast<int>(blockIdx.x / column_tiles % problem.groups);
   const int first_tile = static_cast<int>(blockIdx.x / column_tiles / problem.groups) * block_tiles;
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
@@ -188,69 +237,130 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const bool weight_vectors = reinterpret_cast<index_t>(weight.data) % 16 == 0 && columns % 4 == 0 &&
                               weight.stride[0] % 4 == 0 && weight.stride[1] == taps.d * taps.h * taps.w &&
                               weight.stride[2] == taps.h * taps.w && weight.stride[3] == taps.w && weight.stride[4] == 1;
-  const int column = first_column + thread % (weight_vectors ? 32 : TILE) * (weight_vectors ? 4 : 1);
+  // This thread's share of each copy: a column and a voxel, or 4, of every so many channels. Past the last one it copies the first, whose
+  // sums are not stored.
+  const int weight_threads = weight_vectors ? EDGE / 4 : EDGE, input_threads = input_vectors ? EDGE / 4 : EDGE;
+  const int column = first_column + thread % weight_threads * (EDGE / weight_threads);
+  int row = first_tile * EDGE + thread % input_threads * (EDGE / input_threads);  // staged next
+  const int weight_channel = thread / weight_threads, input_channel = thread / input_threads;
   const Column t = taps.column_at(column < columns ? column : 0);
-  const scalar_t* weight_from = weight.at(group * channels, t.co, t.d, t.h, t.w);
-  const scalar_t* input_from = input.data;
-  int row = first_tile * TILE + thread % (input_vectors ? 32 : TILE) * (input_vectors ? 4 : 1);  // staged next
+  const scalar_t* weight_from = weight.at(group * channels + weight_channel, t.co, t.d, t.h, t.w);
+  const auto first_input = [&]() -> const scalar_t* {
+    const Voxel i = voxel_of_row(problem, row < voxels ? row : 0);
+    return input.at(i.n, group * channels + input_channel, i.d, i.h, i.w);
+  };
+  const scalar_t* input_from = PARTS == 1 ? input.data : first_input();
 
-  // Lanes 0 to 15 of a warp have neighbouring quads of voxels, and again half a tile further on.
-  const int quad = thread % 16 * 4, thread_column = thread / 16 * 8;
-  accum_t sums[2][4][8] = {};
+  // Neighbouring lanes have neighbouring quads of voxels, and again half a tile further on where RUNS is 2.
+  const int quad = thread % RUN_THREADS * 4, thread_column = thread % PART_THREADS / RUN_THREADS * 8;
+  const int part_depth = thread / PART_THREADS * PART_DEPTH;
+  accum_t sums[RUNS][4][8] = {};
 
   // Stages follow one another from tile to tile: `ahead` counts the channels of the tile being staged, `done` of that being multiplied.
   const int tiles = min(block_tiles, voxel_tiles - first_tile), stages = (channels + DEPTH - 1) / DEPTH;
-  int first_voxel = first_tile * TILE, ahead = 0, done = 0;
+  int first_voxel = first_tile * EDGE, ahead = 0, done = 0;
 #pragma unroll 1
-  for (int step = 0, buffer = 0; step <= tiles * stages; ++step, buffer ^= 1) {
-    cp_async_wait_all();
-    __syncthreads();  // the stage copied in the last round has landed, and the one before it has been read
+  for (int step = 0, buffer = 0; step < tiles * stages + RING - 1; ++step) {
+    cp_async_wait<RING - 2>();
+    __syncthreads();  // the stage to be multiplied has landed, and the one before it has been read
     if (step < tiles * stages) {
-      if (ahead == 0) {
-        const Voxel i = voxel_of_row(problem, row < voxels ? row : 0);
-        input_from = input.at(i.n, group * channels, i.d, i.h, i.w);
-      }
-      stage(inputs[buffer], input_from + ahead * input.stride[1], input.stride[1], channels - ahead, row < voxels,
-            input_vectors);
-      stage(weights[buffer], weight_from + ahead * weight.stride[0], weight.stride[0], channels - ahead, column < columns,
-            weight_vectors);
+      if (PARTS == 1 && ahead == 0) input_from = first_input();  // a smaller tile is the block's only one
+      stage<THREADS>(inputs[buffer], input_from, input.stride[1], channels - ahead - input_channel, input_vectors);
+      stage<THREADS>(weights[buffer], weight_from, weight.stride[0], channels - ahead - weight_channel, weight_vectors);
+      input_from += DEPTH * input.stride[1];
+      weight_from += DEPTH * weight.stride[0];
       ahead += DEPTH;
-      if (ahead >= channels) {
+      if (PARTS == 1 && ahead >= channels) {
+        weight_from -= ahead * weight.stride[0];
         ahead = 0;
-        row += TILE;
+        row += EDGE;
       }
     }
-    if (step == 0) continue;
+    cp_async_commit();
+    buffer = buffer + 1 == RING ? 0 : buffer + 1;  // the oldest one
+    if (step < RING - 1) continue;
 #pragma unroll
-    for (int k = 0; k < DEPTH; ++k) {
-      accum_t x[2][4], w[8];
+    for (int k = 0; k < PART_DEPTH; ++k) {
+      accum_t x[RUNS][4], w[8];
+#pragma unroll
+      for (int run = 0; run < RUNS; ++run) {
+        const Vector loaded = *reinterpret_cast<const Vector*>(&inputs[buffer][part_depth + k][run * (EDGE / RUNS) + quad]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[run][e] = loaded.element[e];
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Vector loaded = *reinterpret_cast<const Vector*>(&inputs[buffer ^ 1][k][half * 64 + quad]);
-        const Vector taps_of = *reinterpret_cast<const Vector*>(&weights[buffer ^ 1][k][thread_column + half * 4]);
+        const Vector loaded = *reinterpret_cast<const Vector*>(&weights[buffer][part_depth + k][thread_column + half * 4]);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          x[half][e] = loaded.element[e];
-          w[half * 4 + e] = taps_of.element[e];
-        }
+        for (int e = 0; e < 4; ++e) w[half * 4 + e] = loaded.element[e];
       }
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
 #pragma unroll
-        for (int v = 0; v < 8; ++v) sums[v / 4][v % 4][c] += x[v / 4][v % 4] * w[c];
+        for (int v = 0; v < RUNS * 4; ++v) sums[v / 4][v % 4][c] += x[v / 4][v % 4] * w[c];
       }
     }
     done += DEPTH;
-    if (done < channels) continue;
+    if (done < channels || PARTS > 1) continue;
     const int again = computed_anew(thread);
-    store_tile(sums, problem, bias, output, taps, group, out_channels, first_voxel + again % 16 * 4, voxels,
-               first_column + again / 16 * 8);
+    store_sums(sums, problem, bias, output, taps, group, out_channels, first_voxel + again % RUN_THREADS * 4, voxels,
+               first_column + again / RUN_THREADS * 8);
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
 #pragma unroll
-      for (int v = 0; v < 8; ++v) sums[v / 4][v % 4][c] = accum_t(0);
+      for (int v = 0; v < RUNS * 4; ++v) sums[v / 4][v % 4][c] = accum_t(0);
     }
     done = 0;
-    first_voxel += TILE;
+    first_voxel += EDGE;
   }
+  if constexpr (PARTS > 1) {
+    const auto part_sums = reinterpret_cast<accum_t(*)[EDGE][EDGE]>(shared);  // [PARTS][column][voxel], in place of the stages
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+#pragma unroll
+      for (int run = 0; run < RUNS; ++run) {
+        const auto& s = sums[run];
+        *reinterpret_cast<Vector*>(&part_sums[thread / PART_THREADS][thread_column + c][run * (EDGE / RUNS) + quad]) = {
+            s[0][c], s[1][c], s[2][c], s[3][c]};
+      }
+    }
+    __syncthreads();
+    constexpr int COLUMNS = EDGE * EDGE / 2 / THREADS;
+    const int again = computed_anew(thread), voxel = again % (EDGE / 2) * 2, stored_column = again / (EDGE / 2) * COLUMNS;
+    accum_t total[1][2][COLUMNS] = {};
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) {
+        const Pair loaded = *reinterpret_cast<const Pair*>(&part_sums[part][stored_column + c][voxel]);
+        for (int e = 0; e < 2; ++e) total[0][e][c] += loaded.element[e];
+      }
+    }
+    store_sums(total, problem, bias, output, taps, group, out_channels, first_voxel + voxel, voxels,
+               first_column + stored_column);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+    convt3d_fprop_patch_128x128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                                const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                                const int columns, const int column_tiles, const int voxel_tiles, const int block_tiles) {
+  multiply_tiles<128, 2, 1, 2>(problem, input, weight, bias, output, voxels, columns, column_tiles, voxel_tiles, block_tiles);
+}
+
+extern "C" __global__ void __launch_bounds__(64 * MEDIUM_PARTS, 8 / MEDIUM_PARTS)
+    convt3d_fprop_patch_64x64(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                              const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                              const int columns, const int column_tiles, const int voxel_tiles, const int block_tiles) {
+  multiply_tiles<64, 2, MEDIUM_PARTS, STAGES>(problem, input, weight, bias, output, voxels, columns, column_tiles, voxel_tiles,
+                                              block_tiles);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2)
+    convt3d_fprop_patch_32x32(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                              const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                              const int columns, const int column_tiles, const int voxel_tiles, const int block_tiles) {
+  multiply_tiles<32, 1, 8, STAGES>(problem, input, weight, bias, output, voxels, columns, column_tiles, voxel_tiles,
+                                   block_tiles);
 }

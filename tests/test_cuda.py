@@ -41,16 +41,11 @@ def instances(kernel: Kernel) -> list[Instance]:
     return found
 
 
-SPILLS = {("fprop_patch", "sm_120")}  # still, a few registers
-
-
 @pytest.mark.slow
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", kernels())
-def test_every_instance_compiles_without_spills(name: str, arch: str, request: pytest.FixtureRequest) -> None:
-    if (name, arch) in SPILLS:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="the compiler spills a few registers there"))
+def test_every_instance_compiles_without_spills(name: str, arch: str) -> None:
     kernel = kernels()[name]
     if arch not in kernel.architectures:
         with pytest.raises(KernelError, match=f"not for {arch}"):

@@ -128,9 +128,9 @@ DEPTHWISE_TAILS = {
     "lcm(stride, dilation)": [f"n1_c2to2_i5x4x9_k3_s{s}_p2_d{d}_g2" for s, d in ((2, 3), (3, 2), (4, 2), (4, 3))],
 }
 PATCH_TAILS = {
-    "voxels": [f"n1_c3to8_i1x1x{w}_k2_s2" for w in (1, 3, 4, 127, 128, 129, 255, 256, 257)],
-    "columns": [f"n2_c3to{c}_i1x2x3_k1x2x2_s1x2x2" for c in (1, 31, 32, 33, 63, 65)],
-    "depth": [f"n1_c{c}to4_i2x3x4_k2_s2" for c in (1, 15, 16, 17, 31, 32, 33)],
+    "voxels": [f"n1_c3to8_i1x1x{w}_k2_s2" for w in (1, 3, 4, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)],
+    "columns": [f"n2_c3to{c}_i1x2x3_k1x2x2_s1x2x2" for c in (1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65)],
+    "depth": [f"n1_c{c}to4_i2x3x4_k2_s2" for c in (1, 15, 16, 17, 31, 32, 33, 127, 128, 129, 257, 513)],
     "stride along w": [f"n1_c5to6_i2x3x{w}_k1x2x{k}_s1x2x{k}" for k in (1, 2, 3, 4) for w in (4, 6, 8)],
     "groups": ["n2_c6to8_i2x3x4_k2_s2_g2", "n1_c4to4_i2x2x8_k2_s2_g4_bias"],
 }
@@ -159,6 +159,32 @@ def test_tails(name: str, what: str, device: Backend) -> None:
                     outcome = verify(device, kernel, problem, dtype, "exact", seed)
                     assert outcome.ok, f"{name} {problem} {dtype} seed {seed}: {outcome.message}"
     assert ran > 0
+
+
+@pytest.mark.parametrize("what", PATCH_TAILS)
+@pytest.mark.parametrize(
+    "tunables", [{"TILE": 1}, {"TILE": 2}, {"TILE": 2, "MEDIUM_PARTS": 4}, {"TILE": 3}, {"TILE": 3, "STAGES": 2}], ids=str
+)
+def test_patch_tails(tunables: dict[str, int], what: str, device: Backend) -> None:
+    kernel = kernels()["fprop_patch"].replace_tunables(**tunables)
+    for problem in PATCH_TAILS[what]:
+        for seed in (0, 5):
+            outcome = verify(device, kernel, Problem.parse(problem), "fp32", "exact", seed)
+            assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
+
+
+def test_a_patch_tile_fills_the_gpu() -> None:
+    """The largest tile of which each multiprocessor gets a few; the smaller ones where that is none."""
+    for name, symbol, blocks in (
+        ("n2_c64to32_i64_k2_s2", "128x128", 2048),
+        ("n1_c320to320_i8x10x12_k2_s2", "64x64", 600),
+        ("n1_c192to96_i12_k2_s2", "64x64", 324),
+        ("n1_c384to192_i6_k2_s2", "32x32", 336),
+        ("n1_c768to384_i3_k2_s2", "32x32", 96),
+    ):
+        (launch,) = kernels()["fprop_patch"].plan(Problem.parse(name), "fp32", multiprocessors=132).launches
+        assert launch.symbol.endswith(f"_{symbol}") and launch.grid == (blocks, 1, 1)
+        assert launch.shared_bytes <= 99 * 1024  # what sm_120 has
 
 
 @pytest.mark.parametrize("name", kernels())
