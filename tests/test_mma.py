@@ -282,6 +282,40 @@ def test_patch_configurations(tunables: dict[str, int], backend: str) -> None:
             assert outcome.ok, f"{problem} {dtype}: {outcome.message}"
 
 
+@pytest.mark.parametrize("tunables", [{"VOXELS": 16, "COLUMNS": 32}, {"VOXELS": 32, "COLUMNS": 64}, {"VOXELS": 32}])
+@pytest.mark.parametrize("what", PATCHES)
+def test_stationary_tails(what: str, tunables: dict[str, int], backend: str) -> None:
+    kernel = kernels()["fprop_patch_stationary"].replace_tunables(**tunables)
+    for dtype in ("tf32", "tf32x3", "bf16"):
+        for problem in map(Problem.parse, PATCHES[what]):
+            if kernel.why_not(problem, dtype) is not None:
+                continue
+            for seed in (0, 2, 5, 7):  # contiguous tensors, then drawn layouts
+                outcome = verify(backend_for(backend), kernel, problem, dtype, "exact", seed)
+                assert outcome.ok, f"{problem} {dtype} seed {seed}: {outcome.message}"
+
+
+def test_stationary_limits() -> None:
+    """512 bytes of channels, kernels of 2 along w; as many blocks as are resident together."""
+    kernel = kernels()["fprop_patch_stationary"]
+    for name, dtype, reason in (
+        ("n1_c128to8_i8_k2_s2", "tf32", None),
+        ("n1_c129to8_i8_k2_s2", "tf32", "at most 512 bytes of channels"),
+        ("n1_c256to8_i8_k2_s2", "bf16", None),
+        ("n1_c257to8_i8_k2_s2", "bf16", "at most 512 bytes of channels"),
+        ("n1_c8to8_i8_k2x2x4_s2x2x4", "bf16", "a kernel of 2 along w"),
+    ):
+        why = kernel.why_not(Problem.parse(name), dtype)
+        assert why is None if reason is None else reason in (why or ""), name
+    for name, dtype, grid in (
+        ("n1_c64to32_i64x80x96_k2_s2", "tf32", 264),
+        ("n1_c128to64_i32x40x48_k2_s2", "tf32", 132),
+        ("n1_c96to48_i24_k2_s2", "bf16", 162),  # 54 times 8 warps' voxels, three tiles of columns
+    ):
+        (launch,) = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches
+        assert launch.grid == (grid, 1, 1), name
+
+
 def test_a_patch_tile_fills_the_gpu() -> None:
     """The largest tile that gives each multiprocessor something to do."""
     kernel = kernels()["fprop_patch_mma"]
