@@ -205,7 +205,7 @@ __device__ inline void copy_elements(scalar_t* to, int pitch, const scalar_t* fr
 #pragma unroll 4
     for (int i = 0; i < COUNT; ++i) cp_async<4>(shared_address(to + i * pitch), from + i * step, i * APART < left ? 4 : 0);
   } else {  // cp.async copies no fewer than 4 bytes: several loads are under way before the first is stored
-    constexpr int BATCH = COUNT % 8 == 0 ? 8 : COUNT;
+    constexpr int BATCH = COUNT % 16 == 0 ? 16 : COUNT;
 #pragma unroll 1
     for (int first = 0; first < COUNT; first += BATCH) {
       scalar_t values[BATCH];
