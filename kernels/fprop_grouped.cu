@@ -6,6 +6,7 @@ KERNEL_W = "kernel_w"
 STRIDE_W = "stride_w"
 DILATION_W = "dilation_w"
 LEAD_W = "padding_w % stride_w"
+SHIFT_W = "shift_w"
 IN_CHANNELS = "in_channels_per_group"
 OUT_CHANNELS = "out_channels_per_group"
 INPUT_VOXELS = "input_voxels if input_voxels <= 1024 * 1024 * 1024 else 0"
@@ -14,41 +15,48 @@ channel_tiles = "ceil_div(out_channels_per_group, 8)"
 classes = "stride_d * stride_h"
 taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
 taps_h = "ceil_div(kernel_h, stride_h // gcd(stride_h, dilation_h))"
-columns = "ceil_div(output_w, stride_w)"
-positions = "ceil_div(output_d, stride_d) * ceil_div(output_h, stride_h) * columns"
-tiles = "ceil_div(positions, 32 * BLOCK_WARPS * max(1, min(POSITIONS, 2 * POSITIONS // stride_w)))"
-block_tiles = "max(1, min(BLOCK_TILES, batch * groups * channel_tiles * classes * tiles // (32 * multiprocessors)))"
+shift_w = "(padding_w // stride_w - ((kernel_w - 1) * dilation_w - padding_w % stride_w) // stride_w) % 4"
+pieces_w = "ceil_div(output_w, stride_w * (4 if stride_w <= 2 else 2))"
+pieces = "ceil_div(output_d, stride_d) * ceil_div(output_h, stride_h) * pieces_w"
+tiles = "ceil_div(pieces, 32 * BLOCK_WARPS)"
+block_tiles = "max(1, min(BLOCK_TILES, batch * groups * channel_tiles * classes * tiles // (32 // BLOCK_WARPS * multiprocessors)))"
 runs = "ceil_div(tiles, block_tiles)"
 weight_bytes = "taps_d * taps_h * in_channels_per_group * kernel_w * 8 * 4"
+stage_bytes = "BLOCK_WARPS * 8 * 33 * 4 * itemsize"
+place_bytes = "BLOCK_WARPS * 32 * 32"
 [restrictions]
 "groups > 1 and in_channels_per_group <= 16 and out_channels_per_group <= 16" = "it is for groups of at most 16 channels: an input is read again for every 8 output channels"
-"stride_w <= min(4, 2 * POSITIONS)" = "a thread owns all residues of w: a stride of at most 4 along w"
-"weight_bytes <= 98 * 1024" = "the weights of a class of residues must fit the 99 KiB of shared memory that every GPU has"
-"positions <= 2000000000" = "it counts the outputs of a class in 32 bits"
+"stride_w <= 4" = "a thread owns all residues of w: a stride of at most 4 along w"
+"weight_bytes + stage_bytes + place_bytes <= 98 * 1024" = "the weights of a class of residues must fit the 99 KiB of shared memory that every GPU has"
+"pieces <= 1000000000" = "it counts the outputs of a class in 32 bits"
 [search]
 BLOCK_WARPS = [4, 8]
-BLOCK_TILES = [1, 2, 4]
+BLOCK_TILES = [1, 2, 4, 8]
 UNROLL = [1, 2]
+RUNS = [0, 1]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles * classes"
 block = "32 * BLOCK_WARPS"
-shared_bytes = "weight_bytes"
+shared_bytes = "weight_bytes + stage_bytes"
 */
-// Groups of few channels. Such a layer is bound by its stores, so nothing is staged and nothing waits: a thread reads its inputs
-// straight from memory, and keeps the sums of all residues of w for 8 output channels, which it stores itself.
+// Groups of few channels. Such a layer is bound by its stores: nothing is staged but weights, and no warp waits for another. A thread reads
+// its inputs straight from memory and keeps the sums of all residues of w for 8 output channels.
 //
 // Along d and h o + padding = q*stride + r, and tap t feeds o through input q - (t*dilation - r)/stride; a block has one r of each. Along
 // w o = q*stride + r, so that pieces of a row begin where the row does, and tap t feeds o through input
-// q + padding/stride - (t*dilation - r - padding%stride)/stride; a thread has all r of several positions (d, h, q): one input feeds an
-// output of each r that has a tap for it.
-// Positions are counted over rows and planes alike, so that short rows leave no lane idle, and neighbouring lanes have neighbouring
-// positions: a load or store of a warp is a piece of a row. Every row is read again by other taps, channels and warps; the L1
-// cache holds it. Only weights are in shared memory, as [kd][kh][ci][tap of w][8 channels]: all lanes read the same 16 bytes.
+// q + padding/stride - (t*dilation - r - padding%stride)/stride; a thread has all r of a piece, 4 neighbouring q (2 where the stride is
+// more than 2): one input feeds an output of each r that has a tap for it, at each of these q.
+// Pieces are counted over rows and planes alike, so that short rows leave no lane idle, and neighbouring lanes have neighbouring
+// pieces. Where rows are aligned a thread reads four neighbours at once. Every row is read again by other taps, channels and warps; the
+// L1 cache holds it. Weights are in shared memory, as [kd][kh][ci][tap of w][8 channels]: all lanes read the same 16 bytes.
+//
+// The sums pass through shared memory, each warp's through its own. So a warp stores 32 pieces of a channel, often a whole row,
+// one instruction after the other: where two warps store a part of a sector each, memory first reads it.
 #include "convt3d.cuh"
+#include "convt3d/advanced.cuh"
 #include "convt3d/divisor.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/store_piece.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -56,8 +64,8 @@ shared_bytes = "weight_bytes"
 #ifndef BLOCK_TILES
 #define BLOCK_TILES 4
 #endif
-#ifndef POSITIONS
-#define POSITIONS 4
+#ifndef RUNS
+#define RUNS 1
 #endif
 #ifndef RESIDENT_WARPS
 #define RESIDENT_WARPS 16
@@ -81,6 +89,9 @@ shared_bytes = "weight_bytes"
 #ifndef LEAD_W
 #define LEAD_W 1
 #endif
+#ifndef SHIFT_W
+#define SHIFT_W 0
+#endif
 #ifndef IN_CHANNELS
 #define IN_CHANNELS 8
 #endif
@@ -93,8 +104,9 @@ shared_bytes = "weight_bytes"
 
 // Input channels in one piece of code, whose loads need no arithmetic: all of them where the instruction cache takes that.
 constexpr int UNROLLED = IN_CHANNELS * KERNEL_W <= UNROLLED_TAPS ? IN_CHANNELS : UNROLL;
-constexpr int CHANNELS = 8, MOST_SUMS = 2 * POSITIONS;  // of a channel
-static_assert(POSITIONS >= 1 && POSITIONS <= 8, "each position has registers of its own");
+constexpr int OUTSIDE = -0x40000000;                       // of a column, a d
+constexpr int CHANNELS = 8, POSITIONS = 4, MOST_SUMS = 8;  // of a channel
+constexpr int PITCH = 33;                                  // of staged vectors: 32 lanes', and one for other banks
 
 template <int LENGTH>
 struct alignas(LENGTH * sizeof(scalar_t)) Vector {
@@ -106,56 +118,69 @@ struct alignas(16) Weights {
   accum_t channel[4];
 };
 
+// The q of one thread.
+__device__ constexpr int positions_of(int stride) { return stride <= 2 ? POSITIONS : POSITIONS / 2; }
+
+// How far before a position's input the last one lies that feeds an output of it.
+__device__ constexpr int last_offset(int kernel, int dilation, int stride, int lead) {
+  return ((kernel - 1) * dilation - lead + stride) / stride - 1;
+}
+
 // What all threads of a block have in common. In shared memory, because registers are for sums.
 struct Block {
   AxisClass d, h;
   int origin_d, origin_h;  // the input of tap 0 and the class's first output
-  Divisor columns, rows;
-  int first_column, positions;
+  Divisor per_row, rows;
+  int first_column, pieces;
   index_t input, output;  // where the first channel begins
   index_t output_step_d, output_step_h;
   int live_channels;  // of the output
-  bool input_vectors, input_lines, output_vectors;
+  bool input_vectors, input_lines, input_quads, output_vectors;
   accum_t start[CHANNELS];  // the bias
 };
 
-// A thread's position: the input of tap 0, from the first channel's beginning, and its d and h. In shared memory for the same reason.
+// A thread's piece. In shared memory for the same reason, and because other lanes store it.
 struct alignas(16) Place {
-  index_t input;
-  int d, h;
+  index_t input;   // the first that it meets with tap 0 of d and h, and
+  int d, h;        // where that lies
+  index_t output;  // the first, in bytes
+  int column;      // of that input
+  int live;        // outputs of the row from that output on; none where there is no such piece
 };
-
-// What one pass over the input channels needs: for each position the input of tap 0 in the first channel, and its column.
-struct Rows {
-  const scalar_t* input[POSITIONS];
-  int column[POSITIONS];  // OUTSIDE where the row is
-};
-constexpr int OUTSIDE = -0x40000000;  // of a column, a d
 
 // sums[position * stride + r][channel] += the products of all input channels with the taps of one (kd, kh). LENGTH neighbouring
 // channels are loaded at once; LINES: an input channel is one contiguous piece of memory, as far as steps along w and from channel to
-// channel tell, so that these are constants.
-template <int LENGTH, bool LINES>
+// channel tell, so that these are constants; QUADS: and four neighbours are loaded at once. `from` is the input in `column`, the first.
+template <int LENGTH, bool LINES, bool QUADS>
 __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], const Problem& problem,
-                                         const View<const scalar_t>& input, int channels, Rows& rows, const Weights* weights) {
+                                         const View<const scalar_t>& input, int channels, int shift, const scalar_t* from,
+                                         int column, const Weights* weights) {
   const int kernel = SPECIALIZED(KERNEL_W, problem.kernel_size[2]), stride = SPECIALIZED(STRIDE_W, problem.stride[2]);
-  const int dilation = SPECIALIZED(DILATION_W, problem.dilation[2]), positions = min(POSITIONS, MOST_SUMS / stride);
+  const int dilation = SPECIALIZED(DILATION_W, problem.dilation[2]), positions = positions_of(stride);
   const int lead = SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]), width = problem.input_size[2];
+  const int last = last_offset(kernel, dilation, stride, lead), inputs = positions + last + (lead > 0 ? 1 : 0);
   const index_t step = LINES ? 1 : input.stride[4];
   const index_t next_channel = LINES ? SPECIALIZED(INPUT_VOXELS, input.stride[1]) : input.stride[1];
-#pragma unroll(LINES ? UNROLLED : 1)
-  for (int ci = 0; ci < channels; ci += LENGTH, weights += LENGTH * kernel * 2) {
+  using Loaded = Vector<QUADS ? 4 : LENGTH>;
+#pragma unroll(QUADS ? UNROLLED : LINES ? UNROLL : 1)
+  for (int ci = 0; ci < channels; ci += LENGTH, from += LENGTH * next_channel, weights += LENGTH * kernel * 2) {
+    // From the last input to the first: x[i] is what position i meets at the present offset.
+    Vector<LENGTH> x[POSITIONS] = {};
+    Loaded loaded;
 #pragma unroll(LINES ? 64 : 1)
-    for (int offset = lead > 0 ? -1 : 0; offset * stride <= (kernel - 1) * dilation - lead; ++offset) {
-      Vector<LENGTH> x[POSITIONS];
-#pragma unroll
-      for (int i = 0; i < positions; ++i) {
-        const bool inside = static_cast<unsigned>(rows.column[i] - offset) < static_cast<unsigned>(width);
-        x[i] = inside ? *reinterpret_cast<const Vector<LENGTH>*>(rows.input[i] - offset * step) : Vector<LENGTH>{};
+    for (int at = inputs - 1; at >= 0; --at) {
+      const int of_quad = (at + shift) % 4, first = QUADS ? at - of_quad : at;
+      if (!QUADS || at == inputs - 1 || of_quad == 3) {
+        const bool inside = static_cast<unsigned>(column + first) < static_cast<unsigned>(width);
+        loaded = inside ? *reinterpret_cast<const Loaded*>(from + first * step) : Loaded{};
       }
 #pragma unroll
+      for (int i = POSITIONS - 1; i > 0; --i) x[i] = x[i - 1];
+#pragma unroll
+      for (int e = 0; e < LENGTH; ++e) x[0].element[e] = loaded.element[QUADS ? of_quad : e];
+#pragma unroll
       for (int r = 0; r < stride; ++r) {
-        const int scaled = offset * stride + r + lead, tap = scaled / dilation;
+        const int scaled = (last - at) * stride + r + lead, tap = scaled / dilation;
         if (scaled < 0 || scaled % dilation != 0 || tap >= kernel) continue;
 #pragma unroll
         for (int e = 0; e < LENGTH; ++e) {
@@ -171,8 +196,6 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < positions; ++i) rows.input[i] += LENGTH * next_channel;
   }
 }
 
@@ -209,17 +232,59 @@ __device__ __forceinline__ void store_channels(const accum_t (&sums)[CHANNELS], 
   }
 }
 
+// Store the sums of a warp's pieces, four channels at a time. They pass through `stage`, as [output of a piece][lane] of these four; then
+// neighbouring lanes store neighbouring outputs. RUN: the pieces follow one another without a gap, as those of a row do.
+template <bool RUN>
+__device__ __forceinline__ void store_pieces(const accum_t (&sums)[MOST_SUMS][CHANNELS], Vector<4>* stage, const Place* places,
+                                             int outputs, int channels, const View<scalar_t>& output, int lane) {
+  const index_t step = output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+  const bool whole = 32 % outputs == 0;  // pieces are stored at once, so that a lane keeps its place in one
+#pragma unroll
+  for (int first = 0; first < CHANNELS; first += 4) {
+    __syncwarp();  // what was staged before has been read
+#pragma unroll
+    for (int at = 0; at < outputs; ++at) {
+      Vector<4> four;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) four.element[c] = to_scalar(sums[at][first + c]);
+      stage[at * PITCH + lane] = four;
+    }
+    __syncwarp();
+    Vector<4> four[MOST_SUMS];
+    scalar_t* y[MOST_SUMS];
+    bool live[MOST_SUMS];
+#pragma unroll
+    for (int k = 0; k < outputs; ++k) {
+      const int piece = whole ? lane / outputs + 32 / outputs * k : (lane + 32 * k) / outputs;
+      const int at = whole ? lane % outputs : (lane + 32 * k) % outputs;
+      const Place place = places[RUN ? 0 : piece];
+      four[k] = stage[at * PITCH + piece];
+      live[k] = RUN ? lane + 32 * k < 31 * outputs + places[31].live : at < place.live;
+      y[k] = advanced(output.data + (first * output.stride[1] + (RUN ? lane : at * output.stride[4])), place.output);
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+#pragma unroll
+      for (int k = 0; k < outputs; ++k) {
+        if (live[k] && first + c < channels) *(RUN ? y[0] + 32 * k : y[k]) = four[k].element[c];
+      }
+#pragma unroll
+      for (int k = 0; k < outputs; ++k) y[k] = advanced(y[k], step);
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
     convt3d_fprop_grouped(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                           const scalar_t* __restrict__ bias, const View<scalar_t> output, const int channel_tiles,
-                          const int columns, const int runs, const int block_tiles, const int in_channels_per_group,
-                          const int out_channels_per_group) {
+                          const int pieces_w, const int shift_w, const int runs, const int block_tiles, const int weight_bytes,
+                          const int in_channels_per_group, const int out_channels_per_group) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Block block;
-  __shared__ Place places[POSITIONS][32 * BLOCK_WARPS];
-  __shared__ int place_columns[POSITIONS][32 * BLOCK_WARPS];
+  __shared__ Place places[32 * BLOCK_WARPS];
   accum_t* weights = reinterpret_cast<accum_t*>(shared);
-  const int stride = SPECIALIZED(STRIDE_W, problem.stride[2]), positions = min(POSITIONS, MOST_SUMS / stride);
+  const int kernel = SPECIALIZED(KERNEL_W, problem.kernel_size[2]), stride = SPECIALIZED(STRIDE_W, problem.stride[2]);
+  const int positions = positions_of(stride), shift = SPECIALIZED(SHIFT_W, shift_w);
   const int in_channels = SPECIALIZED(IN_CHANNELS, in_channels_per_group);
 
   // blockIdx.x = (((n * groups + group) * channel_tiles + channel tile) * runs + run) * classes + class: the classes of a place are at
@@ -244,12 +309,13 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       block.h = h;
       block.origin_d = (d.first_output + problem.padding[0]) / problem.stride[0] - d.first_offset;
       block.origin_h = (h.first_output + problem.padding[1]) / problem.stride[1] - h.first_offset;
-      block.columns = divisor_of(columns);
+      block.per_row = divisor_of(pieces_w);
       block.rows = divisor_of(max(h.outputs, 1));
       block.output_step_d = problem.stride[0] * output.stride[2];
       block.output_step_h = problem.stride[1] * output.stride[3];
-      block.first_column = problem.padding[2] / stride;
-      block.positions = d.outputs * h.outputs * columns;
+      block.first_column =
+          problem.padding[2] / stride - last_offset(kernel, problem.dilation[2], stride, problem.padding[2] % stride);
+      block.pieces = d.outputs * h.outputs * pieces_w;
       block.input = input.at(n, group * in_channels_per_group, 0, 0, 0) - input.data;
       block.output = output.at(n, first_channel, d.first_output, h.first_output, 0) - output.data;
       for (int c = 0; c < CHANNELS; ++c) {
@@ -260,98 +326,91 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
       block.input_vectors = channels_are_vectors<IN_VECTOR>(input, input.data + block.input, in_channels_per_group);
       block.input_lines = input.stride[4] == 1 && input.stride[1] == SPECIALIZED(INPUT_VOXELS, input.stride[1]);
+      block.input_quads = positions == 4 && block.input_lines && problem.input_size[2] % 4 == 0 &&
+                          (input.stride[1] | input.stride[2] | input.stride[3]) % 4 == 0 &&
+                          reinterpret_cast<index_t>(input.data + block.input) % sizeof(Vector<4>) == 0;
       block.output_vectors =
           block.live_channels == CHANNELS && channels_are_vectors<OUT_VECTOR>(output, output.data + block.output, CHANNELS);
     }
   }
   __syncthreads();
 
-  // Position `first` and every 32nd after it are this thread's, first those of the warp's piece of the tile, then of the next tile's.
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   // Blocks that are at work together have neighbouring tiles: what they write is contiguous, as memory likes it.
-  int first = (run * BLOCK_WARPS + warp) * 32 * positions + lane;
+  int piece = (run * BLOCK_WARPS + warp) * 32 + lane;
 #pragma unroll 1
-  for (int tile = 0; tile < block_tiles && first - lane < block.positions;
-       ++tile, first += runs * BLOCK_WARPS * 32 * positions) {
+  for (int tile = 0; tile < block_tiles && piece - lane < block.pieces; ++tile, piece += runs * BLOCK_WARPS * 32) {
     accum_t sums[MOST_SUMS][CHANNELS];
 #pragma unroll
     for (int c = 0; c < CHANNELS; ++c) {
-      const accum_t start = block.start[c];
+      const unsigned start = __float_as_uint(block.start[c]);
 #pragma unroll
-      for (int i = 0; i < positions * stride; ++i) sums[i][c] = start;
+      for (int i = 0; i < positions * stride; ++i)
+        sums[i][c] = __uint_as_float(computed_anew(start));  // copied once, not once a branch
     }
 
-    // Position n is column n % columns of row n / columns, and this row n / columns % rows of d n / columns / rows.
-#pragma unroll
-    for (int i = 0; i < positions; ++i) {
-      const int position = first + 32 * i, row = block.columns.quotient(position), of_d = block.rows.quotient(row);
-      const int column = block.first_column + position - row * block.columns.value;
-      const int d = block.origin_d + of_d, h = block.origin_h + row - of_d * block.rows.value;
-      const index_t offset = block.input + d * input.stride[2] + h * input.stride[3] + column * input.stride[4];
-      places[i][threadIdx.x] = {offset, position < block.positions ? d : OUTSIDE, h};
-      place_columns[i][threadIdx.x] = column;
+    __syncwarp();  // the last tile's places have been read
+    {
+      // Piece n is the (n % pieces_w)-th of row n / pieces_w, and this row n / pieces_w % rows of d n / pieces_w / rows.
+      const int row = block.per_row.quotient(piece), of_d = block.rows.quotient(row), of_h = row - of_d * block.rows.value;
+      const int q = (piece - row * block.per_row.value) * positions, column = block.first_column + q;
+      const int d = block.origin_d + of_d, h = block.origin_h + of_h, live = problem.output_size[2] - q * stride;
+      const index_t from = d * input.stride[2] + h * input.stride[3] + column * input.stride[4];
+      const index_t to = of_d * block.output_step_d + of_h * block.output_step_h + q * stride * output.stride[4];
+      places[threadIdx.x] = {block.input + from,
+                             piece < block.pieces ? d : OUTSIDE,
+                             h,
+                             (block.output + to) * static_cast<index_t>(sizeof(scalar_t)),
+                             column,
+                             piece < block.pieces ? live : 0};
     }
 
     const Weights* taps = reinterpret_cast<const Weights*>(weights);
+    int kd = 0, kh = 0;
 #pragma unroll 1
-    for (int kd = 0; kd < block.d.taps; ++kd) {
-#pragma unroll 1
-      for (int kh = 0; kh < block.h.taps; ++kh) {
-        Rows rows;
-        forget_memory();
-        const int below_d = kd * block.d.offset_step, below_h = kh * block.h.offset_step;
-        const index_t below = below_d * input.stride[2] + below_h * input.stride[3];
-#pragma unroll
-        for (int i = 0; i < positions; ++i) {
-          const Place place = places[i][threadIdx.x];
-          const bool inside = static_cast<unsigned>(place.d - below_d) < static_cast<unsigned>(problem.input_size[0]) &&
-                              static_cast<unsigned>(place.h - below_h) < static_cast<unsigned>(problem.input_size[1]);
-          rows.column[i] = inside ? place_columns[i][threadIdx.x] : OUTSIDE;
-          rows.input[i] = input.data + (place.input - below);
-        }
-        if (block.input_vectors) {
-          multiply<IN_VECTOR, false>(sums, problem, input, in_channels, rows, taps);
-        } else if (block.input_lines) {
-          multiply<1, true>(sums, problem, input, in_channels, rows, taps);
-        } else {
-          multiply<1, false>(sums, problem, input, in_channels, rows, taps);
-        }
-        taps += in_channels * SPECIALIZED(KERNEL_W, problem.kernel_size[2]) * 2;
+    for (int rows = block.d.taps * block.h.taps; rows > 0; --rows) {
+      forget_memory();
+      const int below_d = kd * block.d.offset_step, below_h = kh * block.h.offset_step;
+      if (++kh == block.h.taps) kh = 0, ++kd;
+      const Place place = places[threadIdx.x];
+      const bool inside = static_cast<unsigned>(place.d - below_d) < static_cast<unsigned>(problem.input_size[0]) &&
+                          static_cast<unsigned>(place.h - below_h) < static_cast<unsigned>(problem.input_size[1]);
+      const int column = inside ? place.column : OUTSIDE;
+      const scalar_t* const from = input.data + (place.input - (below_d * input.stride[2] + below_h * input.stride[3]));
+      if (block.input_vectors) {
+        multiply<IN_VECTOR, false, false>(sums, problem, input, in_channels, shift, from, column, taps);
+      } else if (block.input_quads) {
+        multiply<1, true, true>(sums, problem, input, in_channels, shift, from, column, taps);
+      } else if (block.input_lines) {
+        multiply<1, true, false>(sums, problem, input, in_channels, shift, from, column, taps);
+      } else {
+        multiply<1, false, false>(sums, problem, input, in_channels, shift, from, column, taps);
       }
+      taps += in_channels * kernel * 2;
     }
 
+    __syncwarp();  // all places are there
+    if (block.output_vectors) {
+      const Place place = places[threadIdx.x];
 #pragma unroll
-    for (int i = 0; i < positions; ++i) {
-      forget_memory();
-      const Place place = places[i][threadIdx.x];
-      if (place.d == OUTSIDE) continue;
-      const int w = (place_columns[i][threadIdx.x] - block.first_column) * stride;
-      const index_t row = (place.d - block.origin_d) * block.output_step_d + (place.h - block.origin_h) * block.output_step_h;
-      scalar_t* y = output.data + (block.output + row + w * output.stride[4]);
-      if (block.output_vectors) {
-#pragma unroll
-        for (int r = 0; r < stride; ++r) {
-          if (w + r < problem.output_size[2]) store_channels(sums[i * stride + r], y + r * output.stride[4]);
-        }
-        continue;
+      for (int at = 0; at < positions * stride; ++at) {
+        if (at < place.live) store_channels(sums[at], advanced(output.data + at * output.stride[4], place.output));
       }
+    } else {
       const int channels = SPECIALIZED(OUT_CHANNELS, out_channels_per_group) % CHANNELS == 0 ? CHANNELS : block.live_channels;
-      const auto store = [&](index_t step) {
-        // Every second channel is aligned alike.
-        const bool aligned[2] = {made_of_pairs(y, stride, step), made_of_pairs(y + output.stride[1], stride, step)};
-#pragma unroll
-        for (int c = 0; c < CHANNELS; ++c, y += output.stride[1]) {
-          if (c >= channels) break;
-          accum_t piece[MOST_SUMS];
-#pragma unroll
-          for (int r = 0; r < stride; ++r) piece[r] = sums[i * stride + r][c];
-          store_piece(piece, stride, y, step, problem.output_size[2] - w, aligned[c % 2]);
-        }
-      };
-      if (output.stride[4] == 1) {
-        store(1);
+      // Registers are for sums: what follows from the thread's number is not kept.
+      const unsigned again = computed_anew(threadIdx.x);
+      Vector<4>* const stage = reinterpret_cast<Vector<4>*>(shared + weight_bytes) + again / 32 * MOST_SUMS * PITCH;
+      const Place* const warp_places = places + again / 32 * 32;
+      const int own = static_cast<int>(again % 32), outputs = positions * stride;
+      const Place place = warp_places[own];
+      const index_t behind = place.output - warp_places[0].output;
+      const bool follows =
+          behind == own * outputs * static_cast<index_t>(sizeof(scalar_t)) && place.live >= (own < 31 ? outputs : 1);
+      if (RUNS && output.stride[4] == 1 && __all_sync(~0u, follows)) {
+        store_pieces<true>(sums, stage, warp_places, outputs, channels, output, own);
       } else {
-        store(output.stride[4]);
+        store_pieces<false>(sums, stage, warp_places, outputs, channels, output, own);
       }
     }
   }

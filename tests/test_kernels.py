@@ -106,6 +106,8 @@ GROUPED_TAILS = {
     "positions": [f"n1_c8to8_i1x1x{w}_k1x1x3_s1x1x2_p0x0x1_g2" for w in (1, 2, 31, 32, 33, 511, 512, 513, 1025)],
     "tiles of a block": ["n2_c4to4_i9x20x30_k3_p1_g4", "n1_c4to4_i1x1x8191_k1x1x3_p0x0x1_g2"],
     "rows": [f"n2_c4to4_i{d}x5x33_k3_s2_p1_op1_g4" for d in (3, 4, 5)],
+    "runs": [f"n1_c4to4_i2x2x{w}_k1x1x3_s1x1x{s}_p0x0x1_g2" for w in (124, 125, 127, 128, 129, 256) for s in (1, 2, 3)],
+    "rows without a gap": [f"n1_c4to4_i2x33x{w}_k1_g2" for w in (4, 5, 7, 8, 12)],
     "channels": [f"n1_c{2 * c}to{2 * o}_i2x3x5_k3_s2_p1_g2" for c, o in ((1, 1), (3, 7), (4, 8), (8, 8), (5, 9), (16, 16), (2, 15))],
     "taps along w": [f"n1_c4to4_i2x3x16_k3x3x{k}_s2x1x{s}_p1_g{g}" for k in (2, 3, 5, 7, 8, 9) for s in (1, 2) for g in (2, 4)],
     "pairs": [f"n1_c4to8_i2x5x{w}_k4_s1x1x{s}_p1x1x{p}_g4" for w in (8, 9) for s in (1, 2, 3, 4) for p in (0, 1, 2, 3)],
