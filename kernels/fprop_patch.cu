@@ -283,16 +283,16 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
     for (int k = 0; k < PART_DEPTH; ++k) {
       accum_t x[RUNS][4], w[8];
 #pragma unroll
-      for (int run = 0; run < RUNS; ++run) {
-        const Vector loaded = *reinterpret_cast<const Vector*>(&inputs[buffer][part_depth + k][run * (EDGE / RUNS) + quad]);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[run][e] = loaded.element[e];
-      }
-#pragma unroll
       for (int half = 0; half < 2; ++half) {
         const Vector loaded = *reinterpret_cast<const Vector*>(&weights[buffer][part_depth + k][thread_column + half * 4]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) w[half * 4 + e] = loaded.element[e];
+      }
+#pragma unroll
+      for (int run = 0; run < RUNS; ++run) {
+        const Vector loaded = *reinterpret_cast<const Vector*>(&inputs[buffer][part_depth + k][run * (EDGE / RUNS) + quad]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[run][e] = loaded.element[e];
       }
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
