@@ -33,7 +33,6 @@ place_bytes = "BLOCK_WARPS * 32 * 32"
 BLOCK_WARPS = [4, 8]
 BLOCK_TILES = [1, 2, 4, 8]
 UNROLL = [1, 2]
-RUNS = [0, 1]
 [[launch]]
 grid = "batch * runs * groups * channel_tiles * classes"
 block = "32 * BLOCK_WARPS"
@@ -63,9 +62,6 @@ shared_bytes = "weight_bytes + stage_bytes"
 #endif
 #ifndef BLOCK_TILES
 #define BLOCK_TILES 4
-#endif
-#ifndef RUNS
-#define RUNS 1
 #endif
 #ifndef RESIDENT_WARPS
 #define RESIDENT_WARPS 16
@@ -233,8 +229,7 @@ __device__ __forceinline__ void store_channels(const accum_t (&sums)[CHANNELS], 
 }
 
 // Store the sums of a warp's pieces, four channels at a time. They pass through `stage`, as [output of a piece][lane] of these four; then
-// neighbouring lanes store neighbouring outputs. RUN: the pieces follow one another without a gap, as those of a row do.
-template <bool RUN>
+// neighbouring lanes store neighbouring outputs.
 __device__ __forceinline__ void store_pieces(const accum_t (&sums)[MOST_SUMS][CHANNELS], Vector<4>* stage, const Place* places,
                                              int outputs, int channels, const View<scalar_t>& output, int lane) {
   const index_t step = output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
@@ -257,16 +252,16 @@ __device__ __forceinline__ void store_pieces(const accum_t (&sums)[MOST_SUMS][CH
     for (int k = 0; k < outputs; ++k) {
       const int piece = whole ? lane / outputs + 32 / outputs * k : (lane + 32 * k) / outputs;
       const int at = whole ? lane % outputs : (lane + 32 * k) % outputs;
-      const Place place = places[RUN ? 0 : piece];
+      const Place place = places[piece];
       four[k] = stage[at * PITCH + piece];
-      live[k] = RUN ? lane + 32 * k < 31 * outputs + places[31].live : at < place.live;
-      y[k] = advanced(output.data + (first * output.stride[1] + (RUN ? lane : at * output.stride[4])), place.output);
+      live[k] = at < place.live;
+      y[k] = advanced(output.data + (first * output.stride[1] + at * output.stride[4]), place.output);
     }
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
 #pragma unroll
       for (int k = 0; k < outputs; ++k) {
-        if (live[k] && first + c < channels) *(RUN ? y[0] + 32 * k : y[k]) = four[k].element[c];
+        if (live[k] && first + c < channels) *y[k] = four[k].element[c];
       }
 #pragma unroll
       for (int k = 0; k < outputs; ++k) y[k] = advanced(y[k], step);
@@ -403,15 +398,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       Vector<4>* const stage = reinterpret_cast<Vector<4>*>(shared + weight_bytes) + again / 32 * MOST_SUMS * PITCH;
       const Place* const warp_places = places + again / 32 * 32;
       const int own = static_cast<int>(again % 32), outputs = positions * stride;
-      const Place place = warp_places[own];
-      const index_t behind = place.output - warp_places[0].output;
-      const bool follows =
-          behind == own * outputs * static_cast<index_t>(sizeof(scalar_t)) && place.live >= (own < 31 ? outputs : 1);
-      if (RUNS && output.stride[4] == 1 && __all_sync(~0u, follows)) {
-        store_pieces<true>(sums, stage, warp_places, outputs, channels, output, own);
-      } else {
-        store_pieces<false>(sums, stage, warp_places, outputs, channels, output, own);
-      }
+      store_pieces(sums, stage, warp_places, outputs, channels, output, own);
     }
   }
 }
