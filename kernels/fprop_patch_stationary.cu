@@ -12,7 +12,9 @@ columns = "out_channels_per_group * taps"
 steps = "ceil_div(in_channels_per_group * itemsize, 32)"
 warp_tiles = "ceil_div(voxels, VOXELS)"
 residents = "2 if steps * VOXELS * (1 + split) <= 256 else 1"
-stage_bytes = "8 * steps * 32 * (VOXELS + (0 if itemsize == 4 and VOXELS > 16 else 8))"
+depth = "steps * 32 // itemsize"
+voxel_pitch = "VOXELS if itemsize == 4 and VOXELS > 16 else VOXELS + 8"
+stage_bytes = "8 * itemsize * max(depth * voxel_pitch, VOXELS * (depth + 16 // itemsize))"
 room = "(105 if residents == 2 else 216) * 1024 - stage_bytes"
 most_columns = "32 * max(1, min(ceil_div(columns, 32), (room // (steps * 32) - 8) // 32))"
 tile_columns = "min(most_columns, COLUMNS)"
@@ -130,6 +132,17 @@ __device__ inline bool made_of(const View<T>& tensor, const int (&size)[3], int 
   return stride[4] == 1 && (rows || (volumes && aligned(tensor, outer, elements)));
 }
 
+// How a warp's inputs are copied and staged: 16 bytes of neighbouring voxels, 16 bytes of neighbouring channels, or elements one by one;
+// [voxel][channel] the second, [channel][voxel] the others.
+enum Copies { VOXEL_VECTORS, CHANNEL_VECTORS, ELEMENTS };
+
+__device__ inline Copies copies_of(const View<const scalar_t>& input, const int (&size)[3], int channels) {
+  const index_t* stride = input.stride;
+  if (made_of(input, size, VECTOR)) return VOXEL_VECTORS;
+  const bool last = stride[1] == 1 && channels % VECTOR == 0;
+  return last && aligned(input, stride[0] | stride[2] | stride[3] | stride[4], VECTOR) ? CHANNEL_VECTORS : ELEMENTS;
+}
+
 // The block's weights, [channel][(co, t)], zero where there is none. In 16 bits ldmatrix reads the rows of a fragment from neighbours: there
 // the first of all pairs among 16 come first.
 __device__ inline void copy_weights(scalar_t* to, const View<const scalar_t>& weight, const Product& product) {
@@ -138,7 +151,7 @@ __device__ inline void copy_weights(scalar_t* to, const View<const scalar_t>& we
   const bool vectors = weight.stride[4] == tap && weight.stride[3] == tap * row && weight.stride[2] == tap * plane &&
                        weight.stride[1] == co && product.columns % VECTOR == 0 && aligned(weight, weight.stride[0], VECTOR);
   const int width = vectors ? VECTOR : 1, units = product.tile_columns / width, count = units * product.steps * STEP;
-#pragma unroll 4
+#pragma unroll 8
   for (int unit = static_cast<int>(threadIdx.x); unit < count; unit += 32 * WARPS) {
     const int k = unit / units, at = unit % units * width, column = product.first_column + at;
     const bool live = k < product.channels && column < product.columns;
@@ -168,14 +181,19 @@ struct Warp {
   static constexpr int PITCH = SIZE == 4 && N > 2 ? COUNT : COUNT + 8;
   unsigned inputs[STEPS][N][2];
 
-  // Where an element is staged: four rows of channels (tf32) or of pairs of channels meet all banks.
+  // Elements of shared memory.
+  __device__ static int staged_elements(int depth) {
+    const int rows = depth * PITCH, channel_rows = COUNT * (depth + VECTOR);
+    return rows < channel_rows ? channel_rows : rows;
+  }
+  // Where one is staged in [channel][voxel]: four rows of channels (tf32) or of pairs of channels meet all banks.
   __device__ static int staged(int k, int voxel) { return k * PITCH + (PITCH == COUNT ? voxel ^ k % 4 * 8 : voxel); }
 
   // Copy all channels of the warp's voxels; `places` has where each begins in the input, -1 past the last one.
   __device__ static void copy(scalar_t* stage, const View<const scalar_t>& input, const index_t* places, const Product& product,
-                              int lane, bool vectors) {
+                              int lane, Copies copies) {
     const int depth = product.steps * STEP;
-    if (vectors) {
+    if (copies == VOXEL_VECTORS) {
       constexpr int UNITS = COUNT / VECTOR, APART = 32 / UNITS;
       const int voxel = lane % UNITS * VECTOR, first = lane / UNITS;
       const index_t place = places[voxel];
@@ -185,6 +203,15 @@ struct Warp {
         const bool live = place >= 0 && k < product.channels;
         cp_async<16>(shared_address(stage + staged(k, voxel)), from, live ? 16 : 0);
         if (k + APART < product.channels) from = advanced(from, APART * SIZE * input.stride[1]);
+      }
+    } else if (copies == CHANNEL_VECTORS) {
+      const int units = depth / VECTOR;
+#pragma unroll 4
+      for (int i = lane; i < units * COUNT; i += 32) {
+        const int voxel = i / units, k = i % units * VECTOR;
+        const bool live = places[voxel] >= 0 && k < product.channels;
+        cp_async<16>(shared_address(stage + voxel * (depth + VECTOR) + k), input.data + (live ? places[voxel] + k : 0),
+                     live ? 16 : 0);
       }
     } else {
       const bool along_channels = input.stride[1] == 1;
@@ -207,19 +234,23 @@ struct Warp {
   }
 
   // tf32: column g of fragment n is voxel 8n + g. 16 bits: of fragments 2u and 2u + 1 voxels 16u + 2g and the next one.
+  template <bool CHANNEL_ROWS>
   __device__ __forceinline__ void load(const scalar_t* stage, const Product& product, int lane) {
+    const auto word = [stage](int at) { return *reinterpret_cast<const unsigned*>(stage + at); };
 #pragma unroll
     for (int half = 0; half < 2 * STEPS && half < 2 * product.steps; ++half) {
       const int k = half * (STEP / 2) + lane % 4 * EACH;
-      if constexpr (SIZE == 4) {
+      if constexpr (SIZE == 4 || CHANNEL_ROWS) {
 #pragma unroll
-        for (int n = 0; n < N; ++n)
-          inputs[half / 2][n][half % 2] = operand(*reinterpret_cast<const unsigned*>(stage + staged(k, n * 8 + lane / 4)));
+        for (int n = 0; n < N; ++n) {
+          const int voxel = SIZE == 4 ? n * 8 + lane / 4 : n / 2 * 16 + lane / 4 * 2 + n % 2;
+          const int row = voxel * (product.steps * STEP + VECTOR);
+          inputs[half / 2][n][half % 2] = operand(word(CHANNEL_ROWS ? row + k : staged(k, voxel)));
+        }
       } else {
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
-          const unsigned first = *reinterpret_cast<const unsigned*>(stage + staged(k, n * 8 + lane / 4 * 2));
-          const unsigned second = *reinterpret_cast<const unsigned*>(stage + staged(k + 1, n * 8 + lane / 4 * 2));
+          const unsigned first = word(staged(k, n * 8 + lane / 4 * 2)), second = word(staged(k + 1, n * 8 + lane / 4 * 2));
           inputs[half / 2][n][half % 2] = (first & 0xffffu) | second << 16;
           inputs[half / 2][n + 1][half % 2] = first >> 16 | (second & 0xffff0000u);
         }
@@ -323,13 +354,13 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
 
   extern __shared__ uint4 shared[];
   scalar_t* const weights = reinterpret_cast<scalar_t*>(shared);
-  scalar_t* const stage = weights + depth * product.pitch() + warp * depth * Tile::PITCH;
-  Pair* const pairs = reinterpret_cast<Pair*>(weights + depth * (product.pitch() + WARPS * Tile::PITCH));
+  scalar_t* const stage = weights + depth * product.pitch() + warp * Tile::staged_elements(depth);
+  Pair* const pairs = reinterpret_cast<Pair*>(weights + depth * product.pitch() + WARPS * Tile::staged_elements(depth));
   index_t* const sources = reinterpret_cast<index_t*>(pairs + product.tile_columns / 2) + warp * 64;
   index_t* const targets = sources + 32;
 
   // A lane's pieces are whole pieces of a row of the output.
-  const bool vectors = made_of(input, problem.input_size, VECTOR);
+  const Copies copies = copies_of(input, problem.input_size, product.channels);
   const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
   const index_t others = output.stride[0] | output.stride[2] | output.stride[3] | output.stride[product.channels_last ? 4 : 1];
@@ -343,7 +374,7 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
     sources[lane] = place.input;
     target = place.output;
     __syncwarp();  // the places are written, and the stage has been read
-    Tile::copy(stage, input, sources, product, computed_anew(lane), vectors);
+    Tile::copy(stage, input, sources, product, computed_anew(lane), copies);
   };
   if (tile < warp_tiles) copy_next();
 
@@ -368,7 +399,12 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
     targets[lane] = target;
     __syncwarp();
     Tile own;
-    own.load(stage, product, computed_anew(lane));  // else addresses are kept in registers
+    const int again = computed_anew(lane);  // else addresses are kept in registers
+    if (copies == CHANNEL_VECTORS) {
+      own.template load<true>(stage, product, again);
+    } else {
+      own.template load<false>(stage, product, again);
+    }
     tile += streams * WARPS;
     if (tile < warp_tiles) copy_next();
 
