@@ -10,11 +10,12 @@ KERNEL_H = "kernel_h"
 voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
 steps = "ceil_div(in_channels_per_group * itemsize, 32)"
-warp_tiles = "ceil_div(voxels, VOXELS)"
-residents = "2 if steps * VOXELS * (1 + split) <= 256 else 1"
+warp_voxels = "(32 if steps * (1 + split) <= 16 else 16) if VOXELS == 0 else VOXELS"
+warp_tiles = "ceil_div(voxels, warp_voxels)"
+residents = "2 if steps * warp_voxels <= 256 and split == 0 else 1"
 depth = "steps * 32 // itemsize"
-voxel_pitch = "VOXELS if itemsize == 4 and VOXELS > 16 else VOXELS + 8"
-stage_bytes = "8 * itemsize * max(depth * voxel_pitch, VOXELS * (depth + 16 // itemsize))"
+voxel_pitch = "warp_voxels if itemsize == 4 and warp_voxels > 16 else warp_voxels + 8"
+stage_bytes = "8 * itemsize * max(depth * voxel_pitch, warp_voxels * (depth + 16 // itemsize))"
 room = "(105 if residents == 2 else 216) * 1024 - stage_bytes"
 most_columns = "32 * max(1, min(ceil_div(columns, 32), (room // (steps * 32) - 8) // 32))"
 tile_columns = "min(most_columns, COLUMNS)"
@@ -25,20 +26,20 @@ shared_bytes = "stage_bytes + steps * 32 * (tile_columns + 8) + 8 * tile_columns
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "kernel_w == 2" = "it stores the two taps of a row together: a kernel of 2 along w"
-"steps <= 16" = "a warp keeps all channels of its voxels in registers: at most 512 bytes of channels"
+"steps <= 16 and steps * warp_voxels * (1 + split) <= 512" = "a warp keeps all channels of its voxels in registers: at most 512 bytes of channels"
 "voxels < 2 * 1024 * 1024 * 1024 - 512 and columns < 2 * 1024 * 1024 * 1024 - 512" = "voxels and columns of the product must be below 2^31"
 [search]
 COLUMNS = [32, 64, 128, 256]
 VOXELS = [16, 32]
 [[launch]]
 symbol = "convt3d_fprop_patch_stationary_16"
-when = "VOXELS == 16"
+when = "warp_voxels == 16"
 grid = "streams * column_tiles * groups"
 block = 256
 shared_bytes = "shared_bytes"
 [[launch]]
 symbol = "convt3d_fprop_patch_stationary_32"
-when = "VOXELS == 32"
+when = "warp_voxels == 32"
 grid = "streams * column_tiles * groups"
 block = 256
 shared_bytes = "shared_bytes"
@@ -68,9 +69,9 @@ shared_bytes = "shared_bytes"
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
-// Voxels of a warp.
+// Voxels of a warp, 16 or 32; 0: by the problem.
 #ifndef VOXELS
-#define VOXELS 32
+#define VOXELS 0
 #endif
 #ifndef CHANNELS  // set by the problem, all together; these are for a look at the compiler's output
 #define CHANNELS 64
@@ -84,8 +85,10 @@ constexpr int VECTOR = 16 / SIZE, EACH = 4 / SIZE;  // elements of a copy, of a 
 constexpr int STEP = 32 / SIZE, WARPS = 8;          // channels of one mma.sync
 #if defined(__CUDACC__)
 constexpr int STEPS = (CHANNELS + STEP - 1) / STEP;
+constexpr bool WIDE = STEPS * PARTS <= 16;  // 32 voxels fit in registers
 #else
 constexpr int STEPS = 16;  // the most there can be
+constexpr bool WIDE = true;
 #endif
 
 template <int COUNT>
@@ -290,7 +293,7 @@ struct Warp {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       unsigned b_parts[2][2];
-      for (int r = 0; r < 2; ++r) split(b[n][r], b_parts[0][r], b_parts[1][r]);
+      for (int r = 0; r < 2; ++r) split(computed_anew(b[n][r]), b_parts[0][r], b_parts[1][r]);  // not kept: twice the registers
       float step[4] = {};
       CONVT3D_MULTIPLY(step, a_parts[1], b_parts[0][0], b_parts[0][1]);
       CONVT3D_MULTIPLY(step, a_parts[0], b_parts[1][0], b_parts[1][1]);
@@ -363,8 +366,9 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
   const Copies copies = copies_of(input, problem.input_size, product.channels);
   const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
-  const index_t others = output.stride[0] | output.stride[2] | output.stride[3] | output.stride[product.channels_last ? 4 : 1];
-  const bool in_pairs = output.stride[product.channels_last ? 1 : 4] == 1 && aligned(output, others, 2);
+  const index_t others =
+      output.stride[0] | output.stride[2] | output.stride[3] | (product.channels_last ? output.stride[4] : output.stride[1]);
+  const bool in_pairs = (product.channels_last ? output.stride[1] : output.stride[4]) == 1 && aligned(output, others, 2);
 
   const int warp_tiles = (voxels + COUNT - 1) / COUNT;
   int tile = stream * WARPS + warp;
@@ -437,7 +441,7 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
               store_pair(y, one, other);
             } else {
               y[0] = one;
-              y[output.stride[product.channels_last ? 1 : 4]] = other;
+              y[(product.channels_last ? output.stride[1] : output.stride[4])] = other;
             }
           }
         }
@@ -448,7 +452,7 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
 }
 
 template <int N>
-constexpr int residents = STEPS * N * PARTS <= 32 ? 2 : 1;
+constexpr int residents = STEPS * N <= 32 && PARTS == 1 ? 2 : 1;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, residents<2>)
     convt3d_fprop_patch_stationary_16(const Problem problem, const View<const scalar_t> input,
@@ -463,5 +467,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, residents<4>)
                                       const View<const scalar_t> weight, const scalar_t* __restrict__ bias,
                                       const View<scalar_t> output, const int voxels, const int columns, const int column_tiles,
                                       const int streams, const int steps, const int tile_columns) {
-  multiply_patches<4>(problem, input, weight, bias, output, voxels, columns, column_tiles, streams, steps, tile_columns);
+  if constexpr (WIDE) {
+    multiply_patches<4>(problem, input, weight, bias, output, voxels, columns, column_tiles, streams, steps, tile_columns);
+  }
 }
