@@ -117,6 +117,8 @@ _MODES = {
     "n1_c1to1_i1x2x2_k1x1x2_s1x1x2_p0x0x1_op0x0x2_d1x1x3": (0,),  # outputs further out than any input reaches
     "n2_c2to9_i2x3x5_k1_s2x2x1_bias": (0, 20, APART + 8, APART + 9),  # rows and planes without taps, in every layout
 }
+# Tunables that choose among the tiles of a kernel.
+_TILE_TUNABLES = ("TILE", "VOXELS")
 # A kernel that declares no tile for a quantity may have one all the same, of a power of two; a thread may have several voxels.
 _UNKNOWN_TILES = {
     "output_voxels": (5, 9, 17, 33, 65, 129, 511, 513),
@@ -149,14 +151,14 @@ def configurations(kernel: Kernel) -> list[Kernel]:
     if kernel.tunables.get("SPLIT_VOXELS", 0) > _LARGEST_TILE:
         found.append(kernel.replace_tunables(**{name: n for name, n in _SHORT_SPLITS.items() if name in kernel.tunables}))
     found += [kernel.replace_tunables(**{name: n}) for name, n in _LOW_LIMITS.items() if name in kernel.tunables]
-    if "TILE" in kernel.search:
-        found += [kernel.replace_tunables(TILE=n) for n in kernel.search["TILE"] if n != kernel.tunables["TILE"]]
+    for name in _TILE_TUNABLES:
+        found += [kernel.replace_tunables(**{name: n}) for n in kernel.search.get(name, ()) if n != kernel.tunables[name]]
     return found
 
 
 def is_forced(kernel: Kernel) -> bool:
     """Return whether it is a configuration for a way that tiny problems do not take: it gets fewer of them than the shipped one."""
-    return not kernel.changed_tunables.keys().isdisjoint(("TILE", *_LOW_LIMITS))
+    return not kernel.changed_tunables.keys().isdisjoint((*_TILE_TUNABLES, *_LOW_LIMITS))
 
 
 def tiles(kernel: Kernel) -> dict[str, int]:
@@ -190,7 +192,7 @@ def layouts(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
     forced = is_forced(kernel)
     chosen: list[tuple[tuple[str, ...], tuple[int, ...]]] = [(_VECTORS, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS)]
     chosen += [] if forced else [((name,), seeds) for name, seeds in _MODES.items()]
-    if "TILE" not in kernel.changed_tunables:
+    if kernel.changed_tunables.keys().isdisjoint(_TILE_TUNABLES):
         chosen.append((_COMBINED, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS))
     if "MAX_HALO" in kernel.changed_tunables:
         chosen.append((_MANY_ROWS, _LAYOUT_SEEDS[:1]))
@@ -211,7 +213,7 @@ def variants(problem: Problem) -> Iterator[Problem]:
     """Yield the problem, then what is near it, for kernels with restrictions.
 
     More channels in each group, for those that ask for multiples of a tile; the same in two groups, or with one input channel each,
-    for those that are for groups; and a kernel that is its stride, with no padding.
+    for those that are for groups; and a kernel that is its stride, with no padding, at last of 2 along w.
     """
     yield from _wider(problem)
     grouped = []
@@ -222,7 +224,8 @@ def variants(problem: Problem) -> Iterator[Problem]:
     patches = [
         replace(shape, stride=shape.kernel_size, padding=zeros, output_padding=zeros, dilation=ones) for shape in (problem, *grouped)
     ]
-    for shape in dict.fromkeys((*grouped, *patches)):
+    pairs = [replace(shape, kernel_size=(*shape.kernel_size[:2], 2), stride=(*shape.stride[:2], 2)) for shape in patches]
+    for shape in dict.fromkeys((*grouped, *patches, *pairs)):
         yield from _wider(shape)
 
 
