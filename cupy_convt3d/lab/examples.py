@@ -95,8 +95,12 @@ _DECEPTIVE = {
     "n1_c2to5_i1x1x2_k1": (APART + 5,),
     "n1_c2to3_i1x1x2_k1": (APART + 15,),
 }
-# Enough tiles for a block to have two, of one chunk of channels and of several.
-_MANY_TILES = ("n1_c256to16_i1x1x260_k1x1x2_s1x1x2_g16", "n1_c528to16_i1x1x260_k1x1x2_s1x1x2_g16")
+# Enough tiles for a block to have two, of one chunk of channels, of several, and of several output channels.
+_MANY_TILES = (
+    "n1_c256to16_i1x1x260_k1x1x2_s1x1x2_g16",
+    "n1_c528to16_i1x1x260_k1x1x2_s1x1x2_g16",
+    "n1_c16to32_i1x1x260_k1x1x2_s1x1x2_g16",
+)
 # channels_last are none, input and output, input and weight, weight and output; all are padded.
 _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
 # What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
