@@ -182,6 +182,10 @@ def test_worker_survives_crash_hang_and_a_lost_child() -> None:
         assert "SIGTERM" in worker.verify(TINY, "fp32", "exact", 0).message
         assert worker.verify(TINY, "fp32", "exact", 0).ok
         assert worker.restarts == 2
+        os.write(worker._input, b"\x05\0\0")  # as if a child died with a request half read
+        os.kill(worker._pid, signal.SIGTERM)
+        assert "SIGTERM" in worker.verify(TINY, "fp32", "exact", 0).message
+        assert worker.verify(TINY, "fp32", "exact", 0).ok
     with Worker(Kernel.from_file(SPECIMENS / "crash.cu"), "host") as worker:
         for _ in range(3):
             assert "SIGSEGV" in worker.verify(Problem.parse("n1_c1to1_i1_k1_bias"), "fp32", "exact", 1).message

@@ -35,6 +35,7 @@ COMPILE_LIMIT_S = 600.0
 _SANITIZER_EXIT = 66
 _EXCEPTIONS = {kind.__name__: kind for kind in (KernelError, CompileError, BackendError, LaunchError)}
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_SETUP = b"convt3d setup" + bytes(range(192, 208))  # begins the talk with a fork; no text in UTF-8 has these bytes
 
 
 class _Gone(Exception):
@@ -214,7 +215,8 @@ class Worker:
 
     def _await_start(self) -> None:
         _, pid = _read(self._output, time.monotonic() + START_LIMIT_S)
-        _write(self._input, ("setup", *self._setup))
+        os.write(self._input, _SETUP)
+        _write(self._input, self._setup)
         self._pid = pid
 
     def _forget(self) -> None:
@@ -291,10 +293,10 @@ def _die_with_parent() -> None:
 def _serve(source: int, target: int) -> None:
     """Answer requests until the parent goes away."""
     _write(target, ("started", os.getpid()))
-    setup = _read(source)
-    while setup[0] != "setup":  # a request that the last fork died without reading
-        setup = _read(source)
-    _, backend_name, sanitizer, optimize = setup
+    skipped = b""
+    while not skipped.endswith(_SETUP):  # what the last fork has left of a request, read in part or not at all
+        skipped = skipped[1 - len(_SETUP) :] + _read_bytes(source, 1, None)
+    backend_name, sanitizer, optimize = _read(source)
     if backend_name == "host" and sanitizer is None:  # sanitizers and CUDA reserve more addresses than there is memory
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
