@@ -362,8 +362,8 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
   index_t* const sources = reinterpret_cast<index_t*>(pairs + product.tile_columns / 2) + warp * 64;
   index_t* const targets = sources + 32;
 
-  // A lane's pieces are whole pieces of a row of the output.
   const Copies copies = copies_of(input, problem.input_size, product.channels);
+  // A lane's pieces are whole pieces of a row of the output.
   const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
   const index_t others =
