@@ -6,27 +6,6 @@
 
 namespace convt3d_host {
 
-struct PendingProduct {
-  unsigned a, b;
-  float* d;
-  int columns;
-  bool accumulate;
-  unsigned group;
-};
-
-struct ProductQueue {
-  unsigned block_serial, committed, count;
-  PendingProduct products[256];
-};
-
-inline ProductQueue product_queues[max_threads]{};
-
-CONVT3D_RUNTIME inline ProductQueue& product_queue() {
-  ProductQueue& queue = product_queues[current - state.threads];
-  if (queue.block_serial != state.block_serial) queue = {state.block_serial, 0, 0, {}};
-  return queue;
-}
-
 #if defined(CONVT3D_FP16)
 typedef half_t operand_t;
 #elif defined(CONVT3D_BF16)
@@ -40,6 +19,32 @@ inline float operand_value(float value) { return __uint_as_float(__float_as_uint
 template <class T>
 inline float operand_value(T value) {
   return to_accum(value);
+}
+
+struct PendingProduct {
+  unsigned a, b;
+  float* d;
+  int columns;
+  bool accumulate;
+  unsigned group;
+  // A in registers: where this thread has its own, what they held, and the thread's rows put together from its neighbours'.
+  const unsigned* registers;
+  unsigned held[4];
+  float rows[2][operand_k];
+  Site site;
+};
+
+struct ProductQueue {
+  unsigned block_serial, committed, count;
+  PendingProduct products[256];
+};
+
+inline ProductQueue product_queues[max_threads]{};
+
+CONVT3D_RUNTIME inline ProductQueue& product_queue() {
+  ProductQueue& queue = product_queues[current - state.threads];
+  if (queue.block_serial != state.block_serial) queue = {state.block_serial, 0, 0, {}};
+  return queue;
 }
 
 // One row of A, or one column of B, as its descriptor places it.
@@ -57,8 +62,16 @@ inline void multiply(const PendingProduct& product) {
   const int thread = static_cast<int>(current - state.threads) % 128, lane = thread % 32;
   const int row = thread / 32 * 16 + lane / 4;
   float a[2][operand_k], b[operand_k];
-  load_operand(product.a, row, a[0]);
-  load_operand(product.a, row + 8, a[1]);
+  if (product.registers == nullptr) {
+    load_operand(product.a, row, a[0]);
+    load_operand(product.a, row + 8, a[1]);
+  } else {
+    memcpy(a, product.rows, sizeof a);
+    if (memcmp(product.registers, product.held, sizeof product.held) != 0) {
+      describe_failure("registers that a product at %s:%d reads were changed before it ended", product.site.file, product.site.line);
+      abandon_block();
+    }
+  }
   for (int tile = 0; tile < product.columns / 8; ++tile) {
     for (int column = 0; column < 2; ++column) {
       load_operand(product.b, tile * 8 + lane % 4 * 2 + column, b);
@@ -71,15 +84,53 @@ inline void multiply(const PendingProduct& product) {
   }
 }
 
+// Take a place in the queue.
+CONVT3D_RUNTIME inline PendingProduct& queue_product(float* d, unsigned a, unsigned b, bool accumulate, int columns) {
+  ProductQueue& queue = product_queue();
+  if (queue.count == sizeof queue.products / sizeof *queue.products) {
+    describe_failure("more than %u wgmma without a wait", queue.count);
+    abandon_block();
+  }
+  PendingProduct& product = queue.products[queue.count++];
+  product = {a, b, d, columns, accumulate, queue.committed, nullptr, {}, {}, {}};
+  return product;
+}
+
+// The rows of A that a lane computes sums of, from the fragments of the four lanes that hold them.
+CONVT3D_RUNTIME inline void combine_rows(void* const (&slots)[warp_threads]) {
+  constexpr int each = 4 / static_cast<int>(sizeof(operand_t));
+  for (const void* slot : slots) {
+    if (slot != nullptr) continue;
+    describe_failure("wgmma needs all 32 lanes of the warp; one has ended");
+    abandon_block();
+  }
+  for (unsigned lane = 0; lane < warp_threads; ++lane) {
+    PendingProduct* own = static_cast<PendingProduct*>(slots[lane]);
+    for (int from = 0; from < 4; ++from) {
+      const PendingProduct* other = static_cast<const PendingProduct*>(slots[lane / 4 * 4 + static_cast<unsigned>(from)]);
+      operand_t elements[4][each];
+      memcpy(elements, other->held, sizeof elements);
+      for (int r = 0; r < 4; ++r) {
+        for (int e = 0; e < each; ++e) own->rows[r % 2][(r / 2 * 4 + from) * each + e] = operand_value(elements[r][e]);
+      }
+    }
+  }
+}
+
 }  // namespace convt3d_host
 
 CONVT3D_RUNTIME inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns) {
-  convt3d_host::ProductQueue& queue = convt3d_host::product_queue();
-  if (queue.count == sizeof queue.products / sizeof *queue.products) {
-    convt3d_host::describe_failure("more than %u wgmma without a wait", queue.count);
-    convt3d_host::abandon_block();
-  }
-  queue.products[queue.count++] = {a, b, d, columns, accumulate != 0, queue.committed};
+  convt3d_host::queue_product(d, a, b, accumulate != 0, columns);
+}
+
+CONVT3D_RUNTIME inline void wgmma_registers(float* d, const unsigned (&a)[4], unsigned b, unsigned accumulate, int columns,
+                                            CONVT3D_HERE) {
+  using namespace convt3d_host;
+  PendingProduct& product = queue_product(d, 0, b, accumulate != 0, columns);
+  product.registers = a;
+  memcpy(product.held, a, sizeof product.held);
+  product.site = {file, line, "wgmma_registers"};
+  warp_collective(0xffffffffu, &product, combine_rows, product.site);
 }
 
 // `.sync.aligned`: the lanes of a warp meet, and one that is elsewhere is reported.

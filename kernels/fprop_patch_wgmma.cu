@@ -1,0 +1,393 @@
+/* convt3d
+pass = "fprop"
+dtypes = ["tf32", "bf16", "fp16"]
+architectures = ["sm_90a"]
+[specialize]
+WGMMA_TILES = "tile_columns // 8"
+[constants]
+voxels = "batch * input_voxels"
+columns = "out_channels_per_group * taps"
+# Channels come in chunks of 64 bytes, an even number of them.
+chunks = "2 * ceil_div(in_channels_per_group * itemsize, 128)"
+warp_voxels = "16 * ROWS"
+block_tiles = "ceil_div(voxels, 64 * ROWS)"
+stage_bytes = "2560 if ROWS == 2 else 1536"
+ring_bytes = "WARPGROUPS * 4 * (STAGES * stage_bytes + 512)"
+room = "227 * 1024 - ring_bytes - 8 * chunks"
+most_columns = "min(COLUMNS, 8 * (room // (chunks * 64 + 8) // 8))"
+column_tiles = "ceil_div(columns, max(8, most_columns))"
+tile_columns = "8 * ceil_div(ceil_div(columns, column_tiles), 8)"
+streams = "max(1, min(block_tiles, multiprocessors // (column_tiles * groups)))"
+pairs_at = "chunks * 64 * tile_columns + WARPGROUPS * 4 * STAGES * stage_bytes"
+shared_bytes = "pairs_at + 8 * tile_columns + 512 * WARPGROUPS * 4 + 8 * chunks"
+[restrictions]
+"kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
+"all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
+"kernel_w == 2" = "it stores the two taps of a row together: a kernel of 2 along w"
+"chunks <= 128 and most_columns >= 8 and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
+"tile_columns * ROWS <= 320" = "a thread has registers for 160 sums"
+"voxels < 2 * 1024 * 1024 * 1024 - 512 and columns < 2 * 1024 * 1024 * 1024 - 512" = "voxels and columns of the product must be below 2^31"
+[search]
+COLUMNS = [64, 128, 160, 256]
+ROWS = [1, 2]
+WARPGROUPS = [2, 3, 4]
+STAGES = [3, 4, 6]
+[workspace]
+packed_weight = "groups * column_tiles * chunks * tile_columns * 16"
+[[launch]]
+symbol = "convt3d_pack_patch_weight"
+packs = "packed_weight"
+grid = "groups * column_tiles * chunks"
+block = 256
+[[launch]]
+symbol = "convt3d_fprop_patch_wgmma"
+grid = "streams * column_tiles * groups if batch > 0 else 0"
+block = "128 * WARPGROUPS"
+shared_bytes = "shared_bytes"
+*/
+// Kernel = stride of many channels on Hopper's warpgroups, weight-stationary. Each input voxel owns a block of kernel_size outputs, so the layer
+// is one matrix product with the reordering fused into the store (depth to space):
+//
+//   output[n, co, i*stride + t] = bias[co] + sum over ci of weight[ci, co, t] * input[n, ci, i]
+//
+// with a row for each voxel (n, i), a column for each (co, t), and depth ci. A tile of m x n reads K * (m + n) elements from L2, more than L2 gives
+// where m and n are the 128 or 256 that sums fit registers for. So a block keeps the weights of its columns, all channels of them, in
+// shared memory for as long as it runs, and m is as long as the block's share of voxels.
+//
+// Weights are packed as wgmma reads them, 16 bytes of channels for each column, and copied in bulk. After that a warp needs no other one:
+// it copies 64 bytes of the channels of its 16 or 32 voxels at a time (cp.async), a few such chunks ahead, reads them as fragments into
+// registers, rounds them, and its warpgroup multiplies them by the weights. While one warpgroup stores its sums another multiplies.
+//
+// Which voxel a row of a product is can be chosen. A lane's rows are 2 (tf32) or 4 (16 bits) neighbouring voxels, and its columns the two taps
+// of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128.
+#include "convt3d.cuh"
+#include "convt3d/advanced.cuh"
+#include "convt3d/forget_memory.cuh"
+#include "convt3d/patch.cuh"
+#include "convt3d/specialized.cuh"
+#include "convt3d/store_piece.cuh"
+#include "convt3d/wgmma_registers.cuh"
+
+// At most so many (co, t) of a block, a multiple of 8.
+#ifndef COLUMNS
+#define COLUMNS 128
+#endif
+// Tiles of 64 voxels that a warpgroup multiplies at a time, and chunks of channels that it copies ahead.
+#ifndef ROWS
+#define ROWS 2
+#endif
+#ifndef STAGES
+#define STAGES 3
+#endif
+#ifndef WARPGROUPS
+#define WARPGROUPS 2
+#endif
+#if defined(__CUDACC__)
+#define SUMS (WGMMA_TILES * 4)
+#else
+#define SUMS 128
+#endif
+
+constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
+constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE, CHUNK = 64 / SIZE;  // channels of a cell, of a product, of a stage
+constexpr int COUNT = 16 * ROWS;                                       // voxels of a warp
+constexpr int RUN = SIZE == 4 ? 2 : 2 * ROWS, RUNS = 2 * ROWS / RUN;     // neighbouring voxels of a lane
+constexpr int PITCH = SIZE == 4 && ROWS == 2 ? COUNT : COUNT + 8;      // of a stage [channel][voxel]
+constexpr int CHANNEL_PITCH = CHUNK + VECTOR;                          // of a stage [voxel][channel]
+constexpr int STAGE = (ROWS == 2 ? 2560 : 1536) / SIZE;
+
+struct alignas(16) Cell {
+  unsigned words[4];
+};
+
+// ---- packing: [group][column tile][chunk] of cells [cell][column] ----
+
+__device__ inline void round_cell(const float (&values)[VECTOR], Cell& cell) {
+  for (int v = 0; v < VECTOR; ++v) cell.words[v] = nearest_tf32(values[v]);
+}
+
+template <class T>
+__device__ inline void round_cell(const T (&values)[VECTOR], Cell& cell) {
+  for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_pack_patch_weight(const Problem problem, const View<const scalar_t> weight, accum_t* __restrict__ packed_weight,
+                              const int columns, const int column_tiles, const int chunks, const int tile_columns) {
+  const int chunk = static_cast<int>(blockIdx.x) % chunks, tile = static_cast<int>(blockIdx.x) / chunks % column_tiles,
+            group = static_cast<int>(blockIdx.x) / chunks / column_tiles;
+  const int taps_h = problem.kernel_size[1] * 2, taps = problem.kernel_size[0] * taps_h;
+  const int channels = problem.in_channels / problem.groups;
+  Cell* const cells = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(blockIdx.x) * (4 * tile_columns);
+  for (int i = static_cast<int>(threadIdx.x); i < 4 * tile_columns; i += 256) {
+    const int column = tile * tile_columns + i % tile_columns, ci = (chunk * 4 + i / tile_columns) * VECTOR, tap = column % taps;
+    scalar_t values[VECTOR];
+    for (int v = 0; v < VECTOR; ++v) {
+      const bool live = column < columns && ci + v < channels;
+      values[v] = live ? *weight.at(group * channels + ci + v, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2)
+                       : scalar_t();
+    }
+    round_cell(values, cells[i]);
+  }
+}
+
+// ---- the product ----
+
+// Two neighbouring columns, the taps of a row: where the first one lies relative to a voxel's output, -1 past the last one.
+struct alignas(16) Pair {
+  index_t output;
+  float bias;
+};
+
+// Where channel k of a chunk and a voxel are staged in [channel][voxel]: four rows of channels (tf32) or of pairs of channels meet all banks.
+__device__ inline int staged(int k, int voxel) { return k * PITCH + (PITCH == COUNT ? voxel ^ k % 4 * 8 : voxel); }
+
+// A warp's copies: tile after tile, and in each chunk after chunk.
+struct Copier {
+  const Problem& problem;
+  const View<const scalar_t>& input;
+  index_t* places;  // where each voxel begins in the input, -1 past the last one
+  Copies copies;
+  int channels, chunk;
+
+  // Copy the next chunk of the channels of the warp's voxels.
+  __device__ __forceinline__ void copy(scalar_t* stage, int lane) {
+    const int first_channel = chunk * CHUNK;
+    if (copies == VOXEL_VECTORS) {
+      constexpr int UNITS = COUNT / VECTOR, APART = 32 / UNITS;
+      const int voxel = lane % UNITS * VECTOR, first = lane / UNITS;
+      const index_t place = places[voxel];
+      const scalar_t* from = input.data + (place < 0 ? 0 : place) +
+                             (first_channel + first < channels ? first_channel + first : 0) * input.stride[1];
+#pragma unroll
+      for (int k = first; k < CHUNK; k += APART) {
+        const bool live = place >= 0 && first_channel + k < channels;
+        cp_async<16>(shared_address(stage + staged(k, voxel)), from, live ? 16 : 0);
+        if (first_channel + k + APART < channels) from = advanced(from, APART * SIZE * input.stride[1]);
+      }
+    } else if (copies == CHANNEL_VECTORS) {
+#pragma unroll
+      for (int i = lane; i < 4 * COUNT; i += 32) {
+        const int voxel = i / 4, k = i % 4 * VECTOR;
+        const bool live = places[voxel] >= 0 && first_channel + k < channels;
+        cp_async<16>(shared_address(stage + voxel * CHANNEL_PITCH + k),
+                     input.data + (live ? places[voxel] + first_channel + k : 0), live ? 16 : 0);
+      }
+    } else {
+#pragma unroll 4
+      for (int i = lane; i < CHUNK * COUNT; i += 32) {
+        const int k = i / COUNT, voxel = i % COUNT;
+        const bool live = places[voxel] >= 0 && first_channel + k < channels;
+        const scalar_t* const from = live ? input.data + places[voxel] + (first_channel + k) * input.stride[1] : input.data;
+        if constexpr (SIZE == 4) {
+          cp_async<4>(shared_address(stage + staged(k, voxel)), from, live ? 4 : 0);
+        } else {
+          stage[staged(k, voxel)] = live ? *from : scalar_t();
+        }
+      }
+    }
+  }
+};
+
+__device__ inline unsigned operand(unsigned bits) { return SIZE == 4 ? nearest_tf32(__uint_as_float(bits)) : bits; }
+
+// The two steps of a chunk as fragments. Of a lane's voxels q = 0, 1 ... number q is row g + q % 2 * 8 of tile q / 2.
+__device__ __forceinline__ void load(unsigned (&a)[2][ROWS][4], const scalar_t* stage, int lane, bool channel_rows) {
+  const int first = lane / 4 * RUN;
+#pragma unroll
+  for (int half = 0; half < 4; ++half) {
+    const int k = half * (STEP / 2) + lane % 4 * (4 / SIZE);
+    unsigned(&step)[ROWS][4] = a[half / 2];
+    if (channel_rows) {
+#pragma unroll
+      for (int q = 0; q < 2 * ROWS; ++q) {
+        const int voxel = q / RUN * 8 * RUN + first + q % RUN;
+        step[q / 2][half % 2 * 2 + q % 2] = operand(*reinterpret_cast<const unsigned*>(stage + voxel * CHANNEL_PITCH + k));
+      }
+    } else if constexpr (SIZE == 4) {
+#pragma unroll
+      for (int u = 0; u < RUNS; ++u) {
+        const Run<2> pair = *reinterpret_cast<const Run<2>*>(stage + staged(k, u * 16 + first));
+        for (int e = 0; e < 2; ++e) step[u][half % 2 * 2 + e] = operand(__float_as_uint(to_accum(pair.element[e])));
+      }
+    } else {
+      struct alignas(4 * ROWS) Words {
+        unsigned word[ROWS];
+      };
+      const Words one = *reinterpret_cast<const Words*>(stage + staged(k, first));
+      const Words other = *reinterpret_cast<const Words*>(stage + staged(k + 1, first));
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        step[r][half % 2 * 2] = (one.word[r] & 0xffffu) | other.word[r] << 16;
+        step[r][half % 2 * 2 + 1] = one.word[r] >> 16 | (other.word[r] & 0xffff0000u);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
+    convt3d_fprop_patch_wgmma(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
+                              const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
+                              const int columns, const int column_tiles, const int streams, const int chunks,
+                              const int tile_columns, const int block_tiles, const int pairs_at) {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  // blockIdx.x = (stream * groups + group) * column_tiles + column tile: neighbours share inputs.
+  const int block = static_cast<int>(blockIdx.x), group = block / column_tiles % problem.groups;
+  const int tile_width = SPECIALIZED(WGMMA_TILES * 8, tile_columns), first_column = block % column_tiles * tile_width;
+  const int out_channels = problem.out_channels / problem.groups, in_channels = problem.in_channels / problem.groups;
+  const int kernel_d = problem.kernel_size[0], kernel_h = problem.kernel_size[1], taps = kernel_d * kernel_h * 2;
+
+  extern __shared__ __align__(128) unsigned char shared[];
+  const unsigned weights = shared_address(shared);
+  const int chunk_bytes = 64 * tile_width;
+  scalar_t* const ring = reinterpret_cast<scalar_t*>(shared + chunks * chunk_bytes) + warp * STAGES * STAGE;
+  Pair* const pairs = reinterpret_cast<Pair*>(shared + pairs_at);
+  index_t* const sources = reinterpret_cast<index_t*>(pairs + tile_width / 2) + warp * 64;
+  index_t* const targets = sources + 32;
+  const unsigned barriers =
+      shared_address(reinterpret_cast<index_t*>(pairs + tile_width / 2) + WARPGROUPS * 4 * 64);
+
+  if (thread < chunks) mbarrier_init(barriers + static_cast<unsigned>(thread) * 8, 1);
+  mbarrier_fence_init();
+  for (int pair = thread; pair < tile_width / 2; pair += 128 * WARPGROUPS) {
+    const int column = first_column + pair * 2, co = column / taps, row = column % taps / 2;
+    Pair entry{-1, 0.0f};
+    if (column < columns) {
+      entry.output = co * output.stride[1] + row / kernel_h * output.stride[2] + row % kernel_h * output.stride[3];
+      if (bias != nullptr) entry.bias = to_accum(bias[group * out_channels + co]);
+    }
+    pairs[pair] = entry;
+  }
+  __syncthreads();
+  if (thread == 0) {
+    const char* const packed = reinterpret_cast<const char*>(packed_weight) +
+                               static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
+    for (int c = 0; c < chunks; ++c) {
+      const unsigned barrier = barriers + static_cast<unsigned>(c) * 8;
+      mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes));
+      bulk_copy(weights + static_cast<unsigned>(c * chunk_bytes), packed + static_cast<index_t>(c) * chunk_bytes,
+                static_cast<unsigned>(chunk_bytes), barrier);
+    }
+  }
+  __syncwarp();
+
+  Copier copier{problem, input, sources, copies_of(input, problem.input_size, in_channels), in_channels, 0};
+  // A lane's pieces are whole pieces of a row of the output.
+  const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
+                    aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
+  // Where channels lie together in the output and a tile has whole runs of them, a lane has all channels of its taps.
+  const bool along_channels = output.stride[4] != 1 && output.stride[1] == 1 && taps == 8 && out_channels % VECTOR == 0 &&
+                              tile_width % (8 * VECTOR) == 0 &&
+                              aligned(output, output.stride[0] | output.stride[2] | output.stride[3] | output.stride[4], VECTOR);
+
+  const auto first_voxel = [&](int tile) { return (tile * 4 + warp % 4) * COUNT; };
+  const auto place = [&](int voxel) {
+    return place_of(problem, voxel, voxels, input, output, group * in_channels, group * out_channels, kernel_d, kernel_h, 2);
+  };
+  const int step = streams * WARPGROUPS;
+  int copied_tile = block / column_tiles / problem.groups * WARPGROUPS + warp / 4, copied_slot = 0;
+  const auto copy_next = [&]() {
+    if (copied_tile < block_tiles) {
+      if (copier.chunk == 0) {
+        if (lane < COUNT) sources[lane] = place(first_voxel(copied_tile) + lane).input;
+        __syncwarp();
+      }
+      copier.copy(ring + copied_slot * STAGE, computed_anew(lane));
+      copied_slot = copied_slot + 1 == STAGES ? 0 : copied_slot + 1;
+      if (++copier.chunk == chunks) {
+        copier.chunk = 0;
+        copied_tile += step;
+        __syncwarp();  // the sources have been read
+      }
+    }
+    cp_async_commit();
+  };
+  int tile = copied_tile, slot = 0;
+  for (int s = 0; s + 1 < STAGES; ++s) copy_next();
+
+  float sums[ROWS][SUMS];
+  unsigned fragments[2][2][ROWS][4];
+  const unsigned weight_operand = wgmma_operand(weights, static_cast<unsigned>(tile_width) * 16);
+  const bool channel_rows = copier.copies == CHANNEL_VECTORS;
+  bool fresh = true;  // the weights have not been waited for
+  for (; tile < block_tiles; tile += step) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; chunk += 2) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        cp_async_wait<STAGES - 2>();
+        __syncwarp();  // all lanes' copies have landed, and all have read the stage before
+        load(fragments[odd], ring + slot * STAGE, lane, channel_rows);
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        copy_next();
+        if (fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk + odd) * 8, 0);
+        wgmma_fence();
+        const unsigned b = weight_operand + static_cast<unsigned>((chunk + odd) * chunk_bytes >> 4);
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+#pragma unroll
+          for (int r = 0; r < ROWS; ++r) {
+            wgmma_registers(sums[r], fragments[odd][s][r], b + static_cast<unsigned>(s * tile_width * 2),
+                            chunk + odd + s > 0, tile_width);
+          }
+        }
+        wgmma_commit();
+        wgmma_wait<1>();  // the other fragments have been read
+      }
+    }
+    fresh = false;
+    wgmma_wait<0>();
+
+    if (lane < COUNT) targets[lane] = place(first_voxel(tile) + lane).output;
+    __syncwarp();
+    index_t to[2 * ROWS];
+#pragma unroll
+    for (int q = 0; q < 2 * ROWS; ++q) to[q] = targets[q / RUN * 8 * RUN + lane / 4 * RUN + q % RUN];
+    __syncwarp();  // the targets have been read
+    if (along_channels) {
+#pragma unroll
+      for (int j = 0; j + VECTOR <= SUMS / 4 && j + VECTOR <= tile_width / 8; j += VECTOR) {
+        const Pair first = pairs[j * 4 + lane % 4];
+        if (first.output < 0) continue;
+#pragma unroll
+        for (int q = 0; q < 2 * ROWS; ++q) {
+          if (to[q] < 0) continue;
+#pragma unroll
+          for (int tap = 0; tap < 2; ++tap) {
+            Run<VECTOR> run;
+#pragma unroll
+            for (int e = 0; e < VECTOR; ++e) {
+              run.element[e] = to_scalar(sums[q / 2][(j + e) * 4 + q % 2 * 2 + tap] + pairs[(j + e) * 4 + lane % 4].bias);
+            }
+            *reinterpret_cast<Run<VECTOR>*>(output.data + to[q] + first.output + tap * output.stride[4]) = run;
+          }
+        }
+      }
+      continue;
+    }
+#pragma unroll
+    for (int j = 0; j < SUMS / 4 && j < tile_width / 8; ++j) {
+      const Pair pair = pairs[j * 4 + lane % 4];
+      if (pair.output < 0) continue;
+#pragma unroll
+      for (int u = 0; u < RUNS; ++u) {
+        if (runs) {
+          Run<2 * RUN> run;
+#pragma unroll
+          for (int e = 0; e < 2 * RUN; ++e) {
+            const int q = u * RUN + e / 2;
+            run.element[e] = to_scalar(sums[q / 2][j * 4 + q % 2 * 2 + e % 2] + pair.bias);
+          }
+          if (to[u * RUN] >= 0) *reinterpret_cast<Run<2 * RUN>*>(output.data + to[u * RUN] + pair.output) = run;
+        } else {
+#pragma unroll
+          for (int e = 0; e < 2 * RUN; ++e) {
+            const int q = u * RUN + e / 2;
+            scalar_t* const y = output.data + to[q] + pair.output + e % 2 * output.stride[4];
+            if (to[q] >= 0) *y = to_scalar(sums[q / 2][j * 4 + q % 2 * 2 + e % 2] + pair.bias);
+          }
+        }
+      }
+    }
+  }
+}
