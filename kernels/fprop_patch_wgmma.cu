@@ -25,7 +25,7 @@ shared_bytes = "pairs_at + 8 * tile_columns + 512 * WARPGROUPS * 4 + 8 * chunks"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "kernel_w == 2" = "it stores the two taps of a row together: a kernel of 2 along w"
 "chunks <= 128 and most_columns >= 8 and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
-"tile_columns * ROWS <= 320" = "a thread has registers for 160 sums"
+"tile_columns * ROWS <= min(320, 1024 // WARPGROUPS - 128)" = "a thread has no registers for so many sums"
 "voxels < 2 * 1024 * 1024 * 1024 - 512 and columns < 2 * 1024 * 1024 * 1024 - 512" = "voxels and columns of the product must be below 2^31"
 [search]
 COLUMNS = [64, 128, 160, 256]
@@ -142,50 +142,64 @@ struct alignas(16) Pair {
 // Where channel k of a chunk and a voxel are staged in [channel][voxel]: four rows of channels (tf32) or of pairs of channels meet all banks.
 __device__ inline int staged(int k, int voxel) { return k * PITCH + (PITCH == COUNT ? voxel ^ k % 4 * 8 : voxel); }
 
-// A warp's copies: tile after tile, and in each chunk after chunk.
+// A warp's copies, chunk after chunk of the channels of its voxels. The fast way costs a lane an address and a copy for each 16 bytes.
 struct Copier {
-  const Problem& problem;
+  static constexpr int UNITS = COUNT / VECTOR, APART = 32 / UNITS;  // vectors of voxels; channels that a warp copies at once
+
   const View<const scalar_t>& input;
   index_t* places;  // where each voxel begins in the input, -1 past the last one
   Copies copies;
-  int channels, chunk;
+  int channels, lane;
+  int first_channel = 0;  // of the next chunk
+  const scalar_t* from = nullptr;
+  bool live = false;
 
-  // Copy the next chunk of the channels of the warp's voxels.
-  __device__ __forceinline__ void copy(scalar_t* stage, int lane) {
-    const int first_channel = chunk * CHUNK;
+  // `places` are those of other voxels now.
+  __device__ __forceinline__ void begin() {
+    first_channel = 0;
+    if (copies != VOXEL_VECTORS) return;
+    const index_t place = places[lane % UNITS * VECTOR];
+    const int first = lane / UNITS;
+    live = place >= 0;
+    from = input.data + (live ? place : 0) + (first < channels ? first : 0) * input.stride[1];
+  }
+
+  __device__ __forceinline__ void copy(scalar_t* stage) {
     if (copies == VOXEL_VECTORS) {
-      constexpr int UNITS = COUNT / VECTOR, APART = 32 / UNITS;
-      const int voxel = lane % UNITS * VECTOR, first = lane / UNITS;
-      const index_t place = places[voxel];
-      const scalar_t* from = input.data + (place < 0 ? 0 : place) +
-                             (first_channel + first < channels ? first_channel + first : 0) * input.stride[1];
+      const int first = lane / UNITS;
+      const unsigned target = shared_address(stage + staged(first, lane % UNITS * VECTOR));
+      const index_t apart = APART * SIZE * input.stride[1];
 #pragma unroll
-      for (int k = first; k < CHUNK; k += APART) {
-        const bool live = place >= 0 && first_channel + k < channels;
-        cp_async<16>(shared_address(stage + staged(k, voxel)), from, live ? 16 : 0);
-        if (first_channel + k + APART < channels) from = advanced(from, APART * SIZE * input.stride[1]);
+      for (int i = 0; i < CHUNK / APART; ++i) {
+        const int k = first_channel + first + i * APART;
+        cp_async<16>(target + static_cast<unsigned>(i * APART * PITCH * SIZE), from, live && k < channels ? 16 : 0);
+        if (k + APART < channels) from = advanced(from, apart);
       }
     } else if (copies == CHANNEL_VECTORS) {
 #pragma unroll
-      for (int i = lane; i < 4 * COUNT; i += 32) {
-        const int voxel = i / 4, k = i % 4 * VECTOR;
-        const bool live = places[voxel] >= 0 && first_channel + k < channels;
-        cp_async<16>(shared_address(stage + voxel * CHANNEL_PITCH + k),
-                     input.data + (live ? places[voxel] + first_channel + k : 0), live ? 16 : 0);
+      for (int i = 0; i < COUNT / 8; ++i) {
+        const int voxel = i * 8 + lane / 4, k = lane % 4 * VECTOR;
+        const index_t place = places[voxel];
+        const bool inside = place >= 0 && first_channel + k < channels;
+        cp_async<16>(shared_address(stage + voxel * CHANNEL_PITCH + k), input.data + (inside ? place + first_channel + k : 0),
+                     inside ? 16 : 0);
       }
     } else {
+      const int voxel = lane % COUNT;
+      const index_t place = places[voxel];
 #pragma unroll 4
-      for (int i = lane; i < CHUNK * COUNT; i += 32) {
-        const int k = i / COUNT, voxel = i % COUNT;
-        const bool live = places[voxel] >= 0 && first_channel + k < channels;
-        const scalar_t* const from = live ? input.data + places[voxel] + (first_channel + k) * input.stride[1] : input.data;
+      for (int i = 0; i < CHUNK * COUNT / 32; ++i) {
+        const int k = i * (32 / COUNT) + lane / COUNT;
+        const bool inside = place >= 0 && first_channel + k < channels;
+        const scalar_t* const one = inside ? input.data + place + (first_channel + k) * input.stride[1] : input.data;
         if constexpr (SIZE == 4) {
-          cp_async<4>(shared_address(stage + staged(k, voxel)), from, live ? 4 : 0);
+          cp_async<4>(shared_address(stage + staged(k, voxel)), one, inside ? 4 : 0);
         } else {
-          stage[staged(k, voxel)] = live ? *from : scalar_t();
+          stage[staged(k, voxel)] = inside ? *one : scalar_t();
         }
       }
     }
+    first_channel += CHUNK;
   }
 };
 
@@ -193,33 +207,39 @@ __device__ inline unsigned operand(unsigned bits) { return SIZE == 4 ? nearest_t
 
 // The two steps of a chunk as fragments. Of a lane's voxels q = 0, 1 ... number q is row g + q % 2 * 8 of tile q / 2.
 __device__ __forceinline__ void load(unsigned (&a)[2][ROWS][4], const scalar_t* stage, int lane, bool channel_rows) {
-  const int first = lane / 4 * RUN;
+  const int k = lane % 4 * (4 / SIZE), first = lane / 4 * RUN;
+  if (channel_rows) {
 #pragma unroll
-  for (int half = 0; half < 4; ++half) {
-    const int k = half * (STEP / 2) + lane % 4 * (4 / SIZE);
-    unsigned(&step)[ROWS][4] = a[half / 2];
-    if (channel_rows) {
+    for (int q = 0; q < 2 * ROWS; ++q) {
+      const scalar_t* const from = stage + (q / RUN * 8 * RUN + first + q % RUN) * CHANNEL_PITCH + k;
 #pragma unroll
-      for (int q = 0; q < 2 * ROWS; ++q) {
-        const int voxel = q / RUN * 8 * RUN + first + q % RUN;
-        step[q / 2][half % 2 * 2 + q % 2] = operand(*reinterpret_cast<const unsigned*>(stage + voxel * CHANNEL_PITCH + k));
+      for (int half = 0; half < 4; ++half) {
+        a[half / 2][q / 2][half % 2 * 2 + q % 2] = operand(*reinterpret_cast<const unsigned*>(from + half * (STEP / 2)));
       }
-    } else if constexpr (SIZE == 4) {
+    }
+  } else if constexpr (SIZE == 4) {
 #pragma unroll
-      for (int u = 0; u < RUNS; ++u) {
-        const Run<2> pair = *reinterpret_cast<const Run<2>*>(stage + staged(k, u * 16 + first));
-        for (int e = 0; e < 2; ++e) step[u][half % 2 * 2 + e] = operand(__float_as_uint(to_accum(pair.element[e])));
+    for (int u = 0; u < RUNS; ++u) {
+      const scalar_t* const from = stage + staged(k, u * 16 + first);
+#pragma unroll
+      for (int half = 0; half < 4; ++half) {
+        const Run<2> pair = *reinterpret_cast<const Run<2>*>(from + half * (STEP / 2) * PITCH);
+        for (int e = 0; e < 2; ++e) a[half / 2][u][half % 2 * 2 + e] = operand(__float_as_uint(to_accum(pair.element[e])));
       }
-    } else {
-      struct alignas(4 * ROWS) Words {
-        unsigned word[ROWS];
-      };
-      const Words one = *reinterpret_cast<const Words*>(stage + staged(k, first));
-      const Words other = *reinterpret_cast<const Words*>(stage + staged(k + 1, first));
+    }
+  } else {
+    struct alignas(4 * ROWS) Words {
+      unsigned word[ROWS];
+    };
+    const scalar_t* const from = stage + staged(k, first);
+#pragma unroll
+    for (int half = 0; half < 4; ++half) {
+      const Words one = *reinterpret_cast<const Words*>(from + half * (STEP / 2) * PITCH);
+      const Words other = *reinterpret_cast<const Words*>(from + (half * (STEP / 2) + 1) * PITCH);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) {
-        step[r][half % 2 * 2] = (one.word[r] & 0xffffu) | other.word[r] << 16;
-        step[r][half % 2 * 2 + 1] = one.word[r] >> 16 | (other.word[r] & 0xffff0000u);
+        a[half / 2][r][half % 2 * 2] = (one.word[r] & 0xffffu) | other.word[r] << 16;
+        a[half / 2][r][half % 2 * 2 + 1] = one.word[r] >> 16 | (other.word[r] & 0xffff0000u);
       }
     }
   }
@@ -271,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   }
   __syncwarp();
 
-  Copier copier{problem, input, sources, copies_of(input, problem.input_size, in_channels), in_channels, 0};
+  Copier copier{input, sources, copies_of(input, problem.input_size, in_channels), in_channels, lane};
   // A lane's pieces are whole pieces of a row of the output.
   const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
@@ -285,17 +305,18 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     return place_of(problem, voxel, voxels, input, output, group * in_channels, group * out_channels, kernel_d, kernel_h, 2);
   };
   const int step = streams * WARPGROUPS;
-  int copied_tile = block / column_tiles / problem.groups * WARPGROUPS + warp / 4, copied_slot = 0;
+  int copied_tile = block / column_tiles / problem.groups * WARPGROUPS + warp / 4, copied_chunk = 0, copied_slot = 0;
   const auto copy_next = [&]() {
     if (copied_tile < block_tiles) {
-      if (copier.chunk == 0) {
+      if (copied_chunk == 0) {
         if (lane < COUNT) sources[lane] = place(first_voxel(copied_tile) + lane).input;
         __syncwarp();
+        copier.begin();
       }
-      copier.copy(ring + copied_slot * STAGE, computed_anew(lane));
+      copier.copy(ring + copied_slot * STAGE);
       copied_slot = copied_slot + 1 == STAGES ? 0 : copied_slot + 1;
-      if (++copier.chunk == chunks) {
-        copier.chunk = 0;
+      if (++copied_chunk == chunks) {
+        copied_chunk = 0;
         copied_tile += step;
         __syncwarp();  // the sources have been read
       }
