@@ -4,12 +4,13 @@ dtypes = ["tf32", "bf16", "fp16"]
 architectures = ["sm_90a"]
 [specialize]
 WGMMA_TILES = "tile_columns // 8"
+WHOLE_CHUNKS = "whole_chunks"
 [constants]
 voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
 # Channels come in chunks of 64 bytes, an even number of them.
 chunks = "2 * ceil_div(in_channels_per_group * itemsize, 128)"
-warp_voxels = "16 * ROWS"
+whole_chunks = "1 if in_channels_per_group * itemsize % 128 == 0 else 0"
 block_tiles = "ceil_div(voxels, 64 * ROWS)"
 stage_bytes = "2560 if ROWS == 2 else 1536"
 ring_bytes = "WARPGROUPS * 4 * (STAGES * stage_bytes + 512)"
@@ -81,6 +82,9 @@ shared_bytes = "shared_bytes"
 #endif
 #ifndef WARPGROUPS
 #define WARPGROUPS 2
+#endif
+#ifndef WHOLE_CHUNKS  // set by the problem
+#define WHOLE_CHUNKS 0
 #endif
 #if defined(__CUDACC__)
 #define SUMS (WGMMA_TILES * 4)
@@ -172,8 +176,8 @@ struct Copier {
 #pragma unroll
       for (int i = 0; i < CHUNK / APART; ++i) {
         const int k = first_channel + first + i * APART;
-        cp_async<16>(target + static_cast<unsigned>(i * APART * PITCH * SIZE), from, live && k < channels ? 16 : 0);
-        if (k + APART < channels) from = advanced(from, apart);
+        cp_async<16>(target + static_cast<unsigned>(i * APART * PITCH * SIZE), from, live && (WHOLE_CHUNKS || k < channels) ? 16 : 0);
+        if (WHOLE_CHUNKS || k + APART < channels) from = advanced(from, apart);
       }
     } else if (copies == CHANNEL_VECTORS) {
 #pragma unroll
@@ -203,47 +207,55 @@ struct Copier {
   }
 };
 
-__device__ inline unsigned operand(unsigned bits) { return SIZE == 4 ? nearest_tf32(__uint_as_float(bits)) : bits; }
+// What a lane multiplies of a chunk, two steps of it, as it lies in a stage. Of a lane's voxels q = 0, 1 ... number q is row g + q % 2 * 8 of
+// tile q / 2.
+struct Words {
+  unsigned word[4][2 * ROWS];
 
-// The two steps of a chunk as fragments. Of a lane's voxels q = 0, 1 ... number q is row g + q % 2 * 8 of tile q / 2.
-__device__ __forceinline__ void load(unsigned (&a)[2][ROWS][4], const scalar_t* stage, int lane, bool channel_rows) {
-  const int k = lane % 4 * (4 / SIZE), first = lane / 4 * RUN;
-  if (channel_rows) {
+  __device__ __forceinline__ void load(const scalar_t* stage, int lane, bool channel_rows) {
+    const int k = lane % 4 * (4 / SIZE), first = lane / 4 * RUN;
+    if (channel_rows) {
 #pragma unroll
-    for (int q = 0; q < 2 * ROWS; ++q) {
-      const scalar_t* const from = stage + (q / RUN * 8 * RUN + first + q % RUN) * CHANNEL_PITCH + k;
+      for (int q = 0; q < 2 * ROWS; ++q) {
+        const scalar_t* const from = stage + (q / RUN * 8 * RUN + first + q % RUN) * CHANNEL_PITCH + k;
 #pragma unroll
-      for (int half = 0; half < 4; ++half) {
-        a[half / 2][q / 2][half % 2 * 2 + q % 2] = operand(*reinterpret_cast<const unsigned*>(from + half * (STEP / 2)));
+        for (int half = 0; half < 4; ++half) word[half][q] = *reinterpret_cast<const unsigned*>(from + half * (STEP / 2));
       }
-    }
-  } else if constexpr (SIZE == 4) {
+    } else {  // tf32: a word is a voxel; 16 bits: the first ROWS words are its voxels' first channels in pairs, the others the second ones
+      constexpr int EACH = SIZE == 4 ? 2 : ROWS;
+      struct alignas(4 * EACH) Neighbours {
+        unsigned word[EACH];
+      };
 #pragma unroll
-    for (int u = 0; u < RUNS; ++u) {
-      const scalar_t* const from = stage + staged(k, u * 16 + first);
+      for (int u = 0; u < 2 * ROWS / EACH; ++u) {
+        const scalar_t* const from = stage + (SIZE == 4 ? staged(k, u * 16 + first) : staged(k + u, first));
 #pragma unroll
-      for (int half = 0; half < 4; ++half) {
-        const Run<2> pair = *reinterpret_cast<const Run<2>*>(from + half * (STEP / 2) * PITCH);
-        for (int e = 0; e < 2; ++e) a[half / 2][u][half % 2 * 2 + e] = operand(__float_as_uint(to_accum(pair.element[e])));
-      }
-    }
-  } else {
-    struct alignas(4 * ROWS) Words {
-      unsigned word[ROWS];
-    };
-    const scalar_t* const from = stage + staged(k, first);
+        for (int half = 0; half < 4; ++half) {
+          const Neighbours some = *reinterpret_cast<const Neighbours*>(from + half * (STEP / 2) * PITCH);
 #pragma unroll
-    for (int half = 0; half < 4; ++half) {
-      const Words one = *reinterpret_cast<const Words*>(from + half * (STEP / 2) * PITCH);
-      const Words other = *reinterpret_cast<const Words*>(from + (half * (STEP / 2) + 1) * PITCH);
-#pragma unroll
-      for (int r = 0; r < ROWS; ++r) {
-        a[half / 2][r][half % 2 * 2] = (one.word[r] & 0xffffu) | other.word[r] << 16;
-        a[half / 2][r][half % 2 * 2 + 1] = one.word[r] >> 16 | (other.word[r] & 0xffff0000u);
+          for (int e = 0; e < EACH; ++e) word[half][u * EACH + e] = some.word[e];
+        }
       }
     }
   }
-}
+
+  __device__ __forceinline__ void fragments(unsigned (&a)[2][ROWS][4], bool channel_rows) const {
+#pragma unroll
+    for (int half = 0; half < 4; ++half) {
+#pragma unroll
+      for (int q = 0; q < 2 * ROWS; ++q) {
+        unsigned bits = word[half][q];
+        if constexpr (SIZE == 4) {
+          bits = nearest_tf32(__uint_as_float(bits));
+        } else if (!channel_rows) {
+          const unsigned one = word[half][q / 2], other = word[half][ROWS + q / 2];
+          bits = q % 2 == 0 ? (one & 0xffffu) | other << 16 : one >> 16 | (other & 0xffff0000u);
+        }
+        a[half / 2][q / 2][half % 2 * 2 + q % 2] = bits;
+      }
+    }
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     convt3d_fprop_patch_wgmma(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
@@ -338,9 +350,11 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       for (int odd = 0; odd < 2; ++odd) {
         cp_async_wait<STAGES - 2>();
         __syncwarp();  // all lanes' copies have landed, and all have read the stage before
-        load(fragments[odd], ring + slot * STAGE, lane, channel_rows);
+        Words words;
+        words.load(ring + slot * STAGE, lane, channel_rows);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         copy_next();
+        words.fragments(fragments[odd], channel_rows);
         if (fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk + odd) * 8, 0);
         wgmma_fence();
         const unsigned b = weight_operand + static_cast<unsigned>((chunk + odd) * chunk_bytes >> 4);
