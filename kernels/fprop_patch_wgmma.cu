@@ -8,19 +8,19 @@ WHOLE_CHUNKS = "whole_chunks"
 [constants]
 voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
-# Channels come in chunks of 64 bytes, an even number of them.
-chunks = "2 * ceil_div(in_channels_per_group * itemsize, 128)"
+# Channels come in chunks of 128 bytes.
+chunks = "ceil_div(in_channels_per_group * itemsize, 128)"
 whole_chunks = "1 if in_channels_per_group * itemsize % 128 == 0 else 0"
 block_tiles = "ceil_div(voxels, 64 * ROWS)"
-stage_bytes = "2560 if ROWS == 2 else 1536"
-ring_bytes = "WARPGROUPS * 4 * (STAGES * stage_bytes + 512)"
+stage_bytes = "3072 if ROWS == 1 else 128 * (32 if itemsize == 4 else 40)"
+ring_bytes = "WARPGROUPS * 4 * STAGES * stage_bytes"
 room = "227 * 1024 - ring_bytes - 8 * chunks"
-most_columns = "min(COLUMNS, 8 * (room // (chunks * 64 + 8) // 8))"
+most_columns = "min(COLUMNS, 8 * (room // (chunks * 128 + 8) // 8))"
 column_tiles = "ceil_div(columns, max(8, most_columns))"
 tile_columns = "8 * ceil_div(ceil_div(columns, column_tiles), 8)"
 streams = "max(1, min(block_tiles, multiprocessors // (column_tiles * groups)))"
-pairs_at = "chunks * 64 * tile_columns + WARPGROUPS * 4 * STAGES * stage_bytes"
-shared_bytes = "pairs_at + 8 * tile_columns + 512 * WARPGROUPS * 4 + 8 * chunks"
+pairs_at = "chunks * 128 * tile_columns + ring_bytes"
+shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
@@ -32,9 +32,9 @@ shared_bytes = "pairs_at + 8 * tile_columns + 512 * WARPGROUPS * 4 + 8 * chunks"
 COLUMNS = [64, 128, 160, 256]
 ROWS = [1, 2]
 WARPGROUPS = [2, 3, 4]
-STAGES = [3, 4, 6]
+STAGES = [2, 3, 4]
 [workspace]
-packed_weight = "groups * column_tiles * chunks * tile_columns * 16"
+packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
 [[launch]]
 symbol = "convt3d_pack_patch_weight"
 packs = "packed_weight"
@@ -78,7 +78,7 @@ shared_bytes = "shared_bytes"
 #define ROWS 2
 #endif
 #ifndef STAGES
-#define STAGES 3
+#define STAGES 2
 #endif
 #ifndef WARPGROUPS
 #define WARPGROUPS 2
@@ -93,12 +93,11 @@ shared_bytes = "shared_bytes"
 #endif
 
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
-constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE, CHUNK = 64 / SIZE;  // channels of a cell, of a product, of a stage
+constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE, CHUNK = 128 / SIZE;  // channels of a cell, of a product, of a stage
 constexpr int COUNT = 16 * ROWS;                                       // voxels of a warp
 constexpr int RUN = SIZE == 4 ? 2 : 2 * ROWS, RUNS = 2 * ROWS / RUN;     // neighbouring voxels of a lane
 constexpr int PITCH = SIZE == 4 && ROWS == 2 ? COUNT : COUNT + 8;      // of a stage [channel][voxel]
-constexpr int CHANNEL_PITCH = CHUNK + VECTOR;                          // of a stage [voxel][channel]
-constexpr int STAGE = (ROWS == 2 ? 2560 : 1536) / SIZE;
+constexpr int STAGE = CHUNK * PITCH;
 
 struct alignas(16) Cell {
   unsigned words[4];
@@ -122,9 +121,9 @@ extern "C" __global__ void __launch_bounds__(256)
             group = static_cast<int>(blockIdx.x) / chunks / column_tiles;
   const int taps_h = problem.kernel_size[1] * 2, taps = problem.kernel_size[0] * taps_h;
   const int channels = problem.in_channels / problem.groups;
-  Cell* const cells = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(blockIdx.x) * (4 * tile_columns);
-  for (int i = static_cast<int>(threadIdx.x); i < 4 * tile_columns; i += 256) {
-    const int column = tile * tile_columns + i % tile_columns, ci = (chunk * 4 + i / tile_columns) * VECTOR, tap = column % taps;
+  Cell* const cells = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(blockIdx.x) * (8 * tile_columns);
+  for (int i = static_cast<int>(threadIdx.x); i < 8 * tile_columns; i += 256) {
+    const int column = tile * tile_columns + i % tile_columns, ci = (chunk * 8 + i / tile_columns) * VECTOR, tap = column % taps;
     scalar_t values[VECTOR];
     for (int v = 0; v < VECTOR; ++v) {
       const bool live = column < columns && ci + v < channels;
@@ -137,35 +136,39 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // ---- the product ----
 
-// Two neighbouring columns, the taps of a row: where the first one lies relative to a voxel's output, -1 past the last one.
+// Two neighbouring columns, the taps of a row: how many bytes behind a voxel's output the first one lies.
 struct alignas(16) Pair {
   index_t output;
   float bias;
+  int live;  // whether there is such a column
 };
 
 // Where channel k of a chunk and a voxel are staged in [channel][voxel]: four rows of channels (tf32) or of pairs of channels meet all banks.
 __device__ inline int staged(int k, int voxel) { return k * PITCH + (PITCH == COUNT ? voxel ^ k % 4 * 8 : voxel); }
+
+// The same in [voxel][channel], where a lane's voxels begin at a multiple of RUN.
+__device__ inline int staged_row(int k, int voxel) { return voxel * CHUNK + (k ^ voxel / RUN % 8 * VECTOR); }
 
 // A warp's copies, chunk after chunk of the channels of its voxels. The fast way costs a lane an address and a copy for each 16 bytes.
 struct Copier {
   static constexpr int UNITS = COUNT / VECTOR, APART = 32 / UNITS;  // vectors of voxels; channels that a warp copies at once
 
   const View<const scalar_t>& input;
-  index_t* places;  // where each voxel begins in the input, -1 past the last one
   Copies copies;
   int channels, lane;
   int first_channel = 0;  // of the next chunk
   const scalar_t* from = nullptr;
   bool live = false;
 
-  // `places` are those of other voxels now.
-  __device__ __forceinline__ void begin() {
+  // Which of the warp's voxels a lane begins with.
+  __device__ int voxel() const { return copies == VOXEL_VECTORS ? lane % UNITS * VECTOR : lane % COUNT; }
+
+  // The warp's voxels are others now; `place` is where `voxel()` begins in the input, -1 past the last one.
+  __device__ __forceinline__ void begin(index_t place) {
+    const int first = copies == VOXEL_VECTORS && lane / UNITS < channels ? lane / UNITS : 0;
     first_channel = 0;
-    if (copies != VOXEL_VECTORS) return;
-    const index_t place = places[lane % UNITS * VECTOR];
-    const int first = lane / UNITS;
     live = place >= 0;
-    from = input.data + (live ? place : 0) + (first < channels ? first : 0) * input.stride[1];
+    from = input.data + (live ? place : 0) + first * input.stride[1];
   }
 
   __device__ __forceinline__ void copy(scalar_t* stage) {
@@ -176,30 +179,32 @@ struct Copier {
 #pragma unroll
       for (int i = 0; i < CHUNK / APART; ++i) {
         const int k = first_channel + first + i * APART;
-        cp_async<16>(target + static_cast<unsigned>(i * APART * PITCH * SIZE), from, live && (WHOLE_CHUNKS || k < channels) ? 16 : 0);
+        const bool inside = live && (WHOLE_CHUNKS || k < channels);
+        cp_async<16>(target + static_cast<unsigned>(i * APART * PITCH * SIZE), from, inside ? 16 : 0);
         if (WHOLE_CHUNKS || k + APART < channels) from = advanced(from, apart);
       }
     } else if (copies == CHANNEL_VECTORS) {
+      const int lane = computed_anew(this->lane);
 #pragma unroll
-      for (int i = 0; i < COUNT / 8; ++i) {
-        const int voxel = i * 8 + lane / 4, k = lane % 4 * VECTOR;
-        const index_t place = places[voxel];
+      for (int i = 0; i < COUNT / 4; ++i) {
+        const int voxel = i * 4 + lane / 8, k = lane % 8 * VECTOR;
+        const index_t place = __shfl_sync(0xffffffffu, live ? from - input.data : index_t(-1), voxel);
         const bool inside = place >= 0 && first_channel + k < channels;
-        cp_async<16>(shared_address(stage + voxel * CHANNEL_PITCH + k), input.data + (inside ? place + first_channel + k : 0),
+        cp_async<16>(shared_address(stage + staged_row(k, voxel)), input.data + (inside ? place + first_channel + k : 0),
                      inside ? 16 : 0);
       }
     } else {
-      const int voxel = lane % COUNT;
-      const index_t place = places[voxel];
+      const int lane = computed_anew(this->lane);
 #pragma unroll 4
       for (int i = 0; i < CHUNK * COUNT / 32; ++i) {
         const int k = i * (32 / COUNT) + lane / COUNT;
-        const bool inside = place >= 0 && first_channel + k < channels;
-        const scalar_t* const one = inside ? input.data + place + (first_channel + k) * input.stride[1] : input.data;
+        const bool inside = live && first_channel + k < channels;
+        const scalar_t* const one = inside ? from + (first_channel + k) * input.stride[1] : input.data;
+        scalar_t* const target = stage + staged(k, lane % COUNT);
         if constexpr (SIZE == 4) {
-          cp_async<4>(shared_address(stage + staged(k, voxel)), one, inside ? 4 : 0);
+          cp_async<4>(shared_address(target), one, inside ? 4 : 0);
         } else {
-          stage[staged(k, voxel)] = inside ? *one : scalar_t();
+          *target = inside ? *one : scalar_t();
         }
       }
     }
@@ -207,28 +212,30 @@ struct Copier {
   }
 };
 
-// What a lane multiplies of a chunk, two steps of it, as it lies in a stage. Of a lane's voxels q = 0, 1 ... number q is row g + q % 2 * 8 of
-// tile q / 2.
+// What a lane multiplies of half a chunk, two steps, as it lies in a stage. Of a lane's voxels q = 0, 1 ... number q is row g + q % 2 * 8 of
+// tile q / 2. tf32: a word is a voxel. 16 bits: the first ROWS words are pairs of voxels in one channel, the others in the next.
 struct Words {
   unsigned word[4][2 * ROWS];
 
-  __device__ __forceinline__ void load(const scalar_t* stage, int lane, bool channel_rows) {
-    const int k = lane % 4 * (4 / SIZE), first = lane / 4 * RUN;
+  __device__ __forceinline__ void load(const scalar_t* stage, int odd, int lane, const int (&starts)[2], bool channel_rows) {
+    constexpr int EACH = SIZE == 4 ? 2 : ROWS;
+    struct alignas(4 * EACH) Neighbours {
+      unsigned word[EACH];
+    };
     if (channel_rows) {
+      const int again = computed_anew(lane), k = odd * (CHUNK / 2) + again % 4 * (4 / SIZE);
 #pragma unroll
       for (int q = 0; q < 2 * ROWS; ++q) {
-        const scalar_t* const from = stage + (q / RUN * 8 * RUN + first + q % RUN) * CHANNEL_PITCH + k;
+        const int voxel = q / RUN * 8 * RUN + again / 4 * RUN + q % RUN;
 #pragma unroll
-        for (int half = 0; half < 4; ++half) word[half][q] = *reinterpret_cast<const unsigned*>(from + half * (STEP / 2));
+        for (int half = 0; half < 4; ++half) {
+          word[half][q] = *reinterpret_cast<const unsigned*>(stage + staged_row(k + half * (STEP / 2), voxel));
+        }
       }
-    } else {  // tf32: a word is a voxel; 16 bits: the first ROWS words are its voxels' first channels in pairs, the others the second ones
-      constexpr int EACH = SIZE == 4 ? 2 : ROWS;
-      struct alignas(4 * EACH) Neighbours {
-        unsigned word[EACH];
-      };
+    } else {
 #pragma unroll
       for (int u = 0; u < 2 * ROWS / EACH; ++u) {
-        const scalar_t* const from = stage + (SIZE == 4 ? staged(k, u * 16 + first) : staged(k + u, first));
+        const scalar_t* const from = stage + starts[u] + odd * (CHUNK / 2) * PITCH;
 #pragma unroll
         for (int half = 0; half < 4; ++half) {
           const Neighbours some = *reinterpret_cast<const Neighbours*>(from + half * (STEP / 2) * PITCH);
@@ -271,21 +278,19 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
 
   extern __shared__ __align__(128) unsigned char shared[];
   const unsigned weights = shared_address(shared);
-  const int chunk_bytes = 64 * tile_width;
+  const int chunk_bytes = 128 * tile_width;
   scalar_t* const ring = reinterpret_cast<scalar_t*>(shared + chunks * chunk_bytes) + warp * STAGES * STAGE;
   Pair* const pairs = reinterpret_cast<Pair*>(shared + pairs_at);
-  index_t* const sources = reinterpret_cast<index_t*>(pairs + tile_width / 2) + warp * 64;
-  index_t* const targets = sources + 32;
-  const unsigned barriers =
-      shared_address(reinterpret_cast<index_t*>(pairs + tile_width / 2) + WARPGROUPS * 4 * 64);
+  const unsigned barriers = shared_address(pairs + tile_width / 2);
 
   if (thread < chunks) mbarrier_init(barriers + static_cast<unsigned>(thread) * 8, 1);
   mbarrier_fence_init();
   for (int pair = thread; pair < tile_width / 2; pair += 128 * WARPGROUPS) {
     const int column = first_column + pair * 2, co = column / taps, row = column % taps / 2;
-    Pair entry{-1, 0.0f};
+    Pair entry{0, 0.0f, 0};
     if (column < columns) {
-      entry.output = co * output.stride[1] + row / kernel_h * output.stride[2] + row % kernel_h * output.stride[3];
+      entry.live = 1;
+      entry.output = (co * output.stride[1] + row / kernel_h * output.stride[2] + row % kernel_h * output.stride[3]) * SIZE;
       if (bias != nullptr) entry.bias = to_accum(bias[group * out_channels + co]);
     }
     pairs[pair] = entry;
@@ -303,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   }
   __syncwarp();
 
-  Copier copier{input, sources, copies_of(input, problem.input_size, in_channels), in_channels, lane};
+  Copier copier{input, copies_of(input, problem.input_size, in_channels), in_channels, lane};
   // A lane's pieces are whole pieces of a row of the output.
   const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
@@ -312,25 +317,20 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
                               tile_width % (8 * VECTOR) == 0 &&
                               aligned(output, output.stride[0] | output.stride[2] | output.stride[3] | output.stride[4], VECTOR);
 
-  const auto first_voxel = [&](int tile) { return (tile * 4 + warp % 4) * COUNT; };
-  const auto place = [&](int voxel) {
-    return place_of(problem, voxel, voxels, input, output, group * in_channels, group * out_channels, kernel_d, kernel_h, 2);
+  const auto place = [&](int tile, int voxel) {
+    return place_of(problem, (tile * 4 + warp % 4) * COUNT + voxel, voxels, input, output, group * in_channels,
+                    group * out_channels, kernel_d, kernel_h, 2);
   };
   const int step = streams * WARPGROUPS;
   int copied_tile = block / column_tiles / problem.groups * WARPGROUPS + warp / 4, copied_chunk = 0, copied_slot = 0;
   const auto copy_next = [&]() {
     if (copied_tile < block_tiles) {
-      if (copied_chunk == 0) {
-        if (lane < COUNT) sources[lane] = place(first_voxel(copied_tile) + lane).input;
-        __syncwarp();
-        copier.begin();
-      }
+      if (copied_chunk == 0) copier.begin(place(copied_tile, copier.voxel()).input);
       copier.copy(ring + copied_slot * STAGE);
       copied_slot = copied_slot + 1 == STAGES ? 0 : copied_slot + 1;
       if (++copied_chunk == chunks) {
         copied_chunk = 0;
         copied_tile += step;
-        __syncwarp();  // the sources have been read
       }
     }
     cp_async_commit();
@@ -342,22 +342,27 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   unsigned fragments[2][2][ROWS][4];
   const unsigned weight_operand = wgmma_operand(weights, static_cast<unsigned>(tile_width) * 16);
   const bool channel_rows = copier.copies == CHANNEL_VECTORS;
+  const int first_k = lane % 4 * (4 / SIZE), first = lane / 4 * RUN;  // a lane's in a stage
+  const int starts[2] = {staged(first_k, first), SIZE == 4 ? staged(first_k, 16 + first) : staged(first_k + 1, first)};
   bool fresh = true;  // the weights have not been waited for
   for (; tile < block_tiles; tile += step) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; chunk += 2) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      cp_async_wait<STAGES - 2>();
+      __syncwarp();  // all lanes' copies have landed, and all have read the stage before
+      const scalar_t* const stage = ring + slot * STAGE;
+      slot = slot + 1 == STAGES ? 0 : slot + 1;
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
-        cp_async_wait<STAGES - 2>();
-        __syncwarp();  // all lanes' copies have landed, and all have read the stage before
         Words words;
-        words.load(ring + slot * STAGE, lane, channel_rows);
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-        copy_next();
+        words.load(stage, odd, lane, starts, channel_rows);
+        if (odd == 0) {
+          copy_next();
+          if (fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk) * 8, 0);
+        }
         words.fragments(fragments[odd], channel_rows);
-        if (fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk + odd) * 8, 0);
         wgmma_fence();
-        const unsigned b = weight_operand + static_cast<unsigned>((chunk + odd) * chunk_bytes >> 4);
+        const unsigned b = weight_operand + static_cast<unsigned>(chunk * chunk_bytes + odd * (chunk_bytes / 2)) / 16;
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
 #pragma unroll
@@ -373,20 +378,20 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     fresh = false;
     wgmma_wait<0>();
 
-    if (lane < COUNT) targets[lane] = place(first_voxel(tile) + lane).output;
-    __syncwarp();
-    index_t to[2 * ROWS];
+    const index_t own = place(tile, lane % COUNT).output;
+    scalar_t* to[2 * ROWS];  // the outputs of the lane's voxels
 #pragma unroll
-    for (int q = 0; q < 2 * ROWS; ++q) to[q] = targets[q / RUN * 8 * RUN + lane / 4 * RUN + q % RUN];
-    __syncwarp();  // the targets have been read
+    for (int q = 0; q < 2 * ROWS; ++q) {
+      const index_t target = __shfl_sync(0xffffffffu, own, q / RUN * 8 * RUN + lane / 4 * RUN + q % RUN);
+      to[q] = target < 0 ? nullptr : output.data + target;
+    }
     if (along_channels) {
 #pragma unroll
       for (int j = 0; j + VECTOR <= SUMS / 4 && j + VECTOR <= tile_width / 8; j += VECTOR) {
         const Pair first = pairs[j * 4 + lane % 4];
-        if (first.output < 0) continue;
 #pragma unroll
         for (int q = 0; q < 2 * ROWS; ++q) {
-          if (to[q] < 0) continue;
+          if (to[q] == nullptr || first.live == 0) continue;
 #pragma unroll
           for (int tap = 0; tap < 2; ++tap) {
             Run<VECTOR> run;
@@ -394,7 +399,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
             for (int e = 0; e < VECTOR; ++e) {
               run.element[e] = to_scalar(sums[q / 2][(j + e) * 4 + q % 2 * 2 + tap] + pairs[(j + e) * 4 + lane % 4].bias);
             }
-            *reinterpret_cast<Run<VECTOR>*>(output.data + to[q] + first.output + tap * output.stride[4]) = run;
+            *reinterpret_cast<Run<VECTOR>*>(advanced(to[q] + tap * output.stride[4], first.output)) = run;
           }
         }
       }
@@ -403,23 +408,21 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
 #pragma unroll
     for (int j = 0; j < SUMS / 4 && j < tile_width / 8; ++j) {
       const Pair pair = pairs[j * 4 + lane % 4];
-      if (pair.output < 0) continue;
 #pragma unroll
       for (int u = 0; u < RUNS; ++u) {
-        if (runs) {
-          Run<2 * RUN> run;
+        Run<2 * RUN> run;
 #pragma unroll
-          for (int e = 0; e < 2 * RUN; ++e) {
-            const int q = u * RUN + e / 2;
-            run.element[e] = to_scalar(sums[q / 2][j * 4 + q % 2 * 2 + e % 2] + pair.bias);
-          }
-          if (to[u * RUN] >= 0) *reinterpret_cast<Run<2 * RUN>*>(output.data + to[u * RUN] + pair.output) = run;
+        for (int e = 0; e < 2 * RUN; ++e) {
+          const int q = u * RUN + e / 2;
+          run.element[e] = to_scalar(sums[q / 2][j * 4 + q % 2 * 2 + e % 2] + pair.bias);
+        }
+        if (runs) {
+          if (to[u * RUN] != nullptr && pair.live != 0) *reinterpret_cast<Run<2 * RUN>*>(advanced(to[u * RUN], pair.output)) = run;
         } else {
 #pragma unroll
           for (int e = 0; e < 2 * RUN; ++e) {
-            const int q = u * RUN + e / 2;
-            scalar_t* const y = output.data + to[q] + pair.output + e % 2 * output.stride[4];
-            if (to[q] >= 0) *y = to_scalar(sums[q / 2][j * 4 + q % 2 * 2 + e % 2] + pair.bias);
+            scalar_t* const y = to[u * RUN + e / 2];
+            if (y != nullptr && pair.live != 0) advanced(y, pair.output)[e % 2 * output.stride[4]] = run.element[e];
           }
         }
       }
