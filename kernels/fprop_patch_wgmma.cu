@@ -8,11 +8,11 @@ WHOLE_CHUNKS = "whole_chunks"
 [constants]
 voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
-# Channels come in chunks of 128 bytes.
+# Channels come in chunks of 128 bytes, in two halves.
 chunks = "ceil_div(in_channels_per_group * itemsize, 128)"
 whole_chunks = "1 if in_channels_per_group * itemsize % 128 == 0 else 0"
 block_tiles = "ceil_div(voxels, 64 * ROWS)"
-stage_bytes = "3072 if ROWS == 1 else 128 * (32 if itemsize == 4 else 40)"
+stage_bytes = "1536 if ROWS == 1 else 64 * (32 if itemsize == 4 else 40)"
 ring_bytes = "WARPGROUPS * 4 * STAGES * stage_bytes"
 room = "227 * 1024 - ring_bytes - 8 * chunks"
 most_columns = "min(COLUMNS, 8 * (room // (chunks * 128 + 8) // 8))"
@@ -26,20 +26,20 @@ shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "kernel_w == 2" = "it stores the two taps of a row together: a kernel of 2 along w"
 "chunks <= 128 and most_columns >= 8 and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
-"tile_columns * ROWS <= min(320, 1024 // WARPGROUPS - 128)" = "a thread has no registers for so many sums"
+"ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
 "voxels < 2 * 1024 * 1024 * 1024 - 512 and columns < 2 * 1024 * 1024 * 1024 - 512" = "voxels and columns of the product must be below 2^31"
 [search]
 COLUMNS = [64, 128, 160, 256]
 ROWS = [1, 2]
 WARPGROUPS = [2, 3, 4]
-STAGES = [2, 3, 4]
+STAGES = [4, 6, 8]
 [workspace]
 packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
 [[launch]]
 symbol = "convt3d_pack_patch_weight"
 packs = "packed_weight"
-grid = "groups * column_tiles * chunks"
-block = 256
+grid = "groups * column_tiles * chunks * 8"
+block = 128
 [[launch]]
 symbol = "convt3d_fprop_patch_wgmma"
 grid = "streams * column_tiles * groups if batch > 0 else 0"
@@ -73,12 +73,12 @@ shared_bytes = "shared_bytes"
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
-// Tiles of 64 voxels that a warpgroup multiplies at a time, and chunks of channels that it copies ahead.
+// Tiles of 64 voxels that a warpgroup multiplies at a time, and an even number of stages, each half a chunk of channels of them.
 #ifndef ROWS
 #define ROWS 2
 #endif
 #ifndef STAGES
-#define STAGES 2
+#define STAGES 4
 #endif
 #ifndef WARPGROUPS
 #define WARPGROUPS 2
@@ -93,11 +93,11 @@ shared_bytes = "shared_bytes"
 #endif
 
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
-constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE, CHUNK = 128 / SIZE;  // channels of a cell, of a product, of a stage
+constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE, STAGED = 64 / SIZE;  // channels of a cell, of a product, of a stage
 constexpr int COUNT = 16 * ROWS;                                       // voxels of a warp
 constexpr int RUN = SIZE == 4 ? 2 : 2 * ROWS, RUNS = 2 * ROWS / RUN;     // neighbouring voxels of a lane
 constexpr int PITCH = SIZE == 4 && ROWS == 2 ? COUNT : COUNT + 8;      // of a stage [channel][voxel]
-constexpr int STAGE = CHUNK * PITCH;
+constexpr int STAGE = STAGED * PITCH;
 
 struct alignas(16) Cell {
   unsigned words[4];
@@ -114,23 +114,24 @@ __device__ inline void round_cell(const T (&values)[VECTOR], Cell& cell) {
   for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
     convt3d_pack_patch_weight(const Problem problem, const View<const scalar_t> weight, accum_t* __restrict__ packed_weight,
                               const int columns, const int column_tiles, const int chunks, const int tile_columns) {
-  const int chunk = static_cast<int>(blockIdx.x) % chunks, tile = static_cast<int>(blockIdx.x) / chunks % column_tiles,
-            group = static_cast<int>(blockIdx.x) / chunks / column_tiles;
+  // blockIdx.x = ((group * column_tiles + column tile) * chunks + chunk) * 8 + cell
+  const int cells = chunks * 8, block = static_cast<int>(blockIdx.x);
+  const int ci = block % cells * VECTOR, tile = block / cells % column_tiles, group = block / cells / column_tiles;
   const int taps_h = problem.kernel_size[1] * 2, taps = problem.kernel_size[0] * taps_h;
   const int channels = problem.in_channels / problem.groups;
-  Cell* const cells = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(blockIdx.x) * (8 * tile_columns);
-  for (int i = static_cast<int>(threadIdx.x); i < 8 * tile_columns; i += 256) {
-    const int column = tile * tile_columns + i % tile_columns, ci = (chunk * 8 + i / tile_columns) * VECTOR, tap = column % taps;
+  for (int i = static_cast<int>(threadIdx.x); i < tile_columns; i += 128) {
+    const int column = tile * tile_columns + i, tap = column % taps;
     scalar_t values[VECTOR];
+#pragma unroll
     for (int v = 0; v < VECTOR; ++v) {
       const bool live = column < columns && ci + v < channels;
       values[v] = live ? *weight.at(group * channels + ci + v, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2)
                        : scalar_t();
     }
-    round_cell(values, cells[i]);
+    round_cell(values, reinterpret_cast<Cell*>(packed_weight)[static_cast<index_t>(block) * tile_columns + i]);
   }
 }
 
@@ -147,16 +148,16 @@ struct alignas(16) Pair {
 __device__ inline int staged(int k, int voxel) { return k * PITCH + (PITCH == COUNT ? voxel ^ k % 4 * 8 : voxel); }
 
 // The same in [voxel][channel], where a lane's voxels begin at a multiple of RUN.
-__device__ inline int staged_row(int k, int voxel) { return voxel * CHUNK + (k ^ voxel / RUN % 8 * VECTOR); }
+__device__ inline int staged_row(int k, int voxel) { return voxel * STAGED + (k ^ voxel / RUN % 4 * VECTOR); }
 
-// A warp's copies, chunk after chunk of the channels of its voxels. The fast way costs a lane an address and a copy for each 16 bytes.
+// A warp's copies, stage after stage of the channels of its voxels. The fast way costs a lane an address and a copy for each 16 bytes.
 struct Copier {
   static constexpr int UNITS = COUNT / VECTOR, APART = 32 / UNITS;  // vectors of voxels; channels that a warp copies at once
 
   const View<const scalar_t>& input;
   Copies copies;
   int channels, lane;
-  int first_channel = 0;  // of the next chunk
+  int first_channel = 0;  // of the next stage
   const scalar_t* from = nullptr;
   bool live = false;
 
@@ -177,7 +178,7 @@ struct Copier {
       const unsigned target = shared_address(stage + staged(first, lane % UNITS * VECTOR));
       const index_t apart = APART * SIZE * input.stride[1];
 #pragma unroll
-      for (int i = 0; i < CHUNK / APART; ++i) {
+      for (int i = 0; i < STAGED / APART; ++i) {
         const int k = first_channel + first + i * APART;
         const bool inside = live && (WHOLE_CHUNKS || k < channels);
         cp_async<16>(target + static_cast<unsigned>(i * APART * PITCH * SIZE), from, inside ? 16 : 0);
@@ -186,8 +187,8 @@ struct Copier {
     } else if (copies == CHANNEL_VECTORS) {
       const int lane = computed_anew(this->lane);
 #pragma unroll
-      for (int i = 0; i < COUNT / 4; ++i) {
-        const int voxel = i * 4 + lane / 8, k = lane % 8 * VECTOR;
+      for (int i = 0; i < COUNT / 8; ++i) {
+        const int voxel = i * 8 + lane / 4, k = lane % 4 * VECTOR;
         const index_t place = __shfl_sync(0xffffffffu, live ? from - input.data : index_t(-1), voxel);
         const bool inside = place >= 0 && first_channel + k < channels;
         cp_async<16>(shared_address(stage + staged_row(k, voxel)), input.data + (inside ? place + first_channel + k : 0),
@@ -196,7 +197,7 @@ struct Copier {
     } else {
       const int lane = computed_anew(this->lane);
 #pragma unroll 4
-      for (int i = 0; i < CHUNK * COUNT / 32; ++i) {
+      for (int i = 0; i < STAGED * COUNT / 32; ++i) {
         const int k = i * (32 / COUNT) + lane / COUNT;
         const bool inside = live && first_channel + k < channels;
         const scalar_t* const one = inside ? from + (first_channel + k) * input.stride[1] : input.data;
@@ -208,22 +209,22 @@ struct Copier {
         }
       }
     }
-    first_channel += CHUNK;
+    first_channel += STAGED;
   }
 };
 
-// What a lane multiplies of half a chunk, two steps, as it lies in a stage. Of a lane's voxels q = 0, 1 ... number q is row g + q % 2 * 8 of
+// What a lane multiplies of a stage, two steps. Of a lane's voxels q = 0, 1 ... number q is row g + q % 2 * 8 of
 // tile q / 2. tf32: a word is a voxel. 16 bits: the first ROWS words are pairs of voxels in one channel, the others in the next.
 struct Words {
   unsigned word[4][2 * ROWS];
 
-  __device__ __forceinline__ void load(const scalar_t* stage, int odd, int lane, const int (&starts)[2], bool channel_rows) {
+  __device__ __forceinline__ void load(const scalar_t* stage, int lane, const int (&starts)[2], bool channel_rows) {
     constexpr int EACH = SIZE == 4 ? 2 : ROWS;
     struct alignas(4 * EACH) Neighbours {
       unsigned word[EACH];
     };
     if (channel_rows) {
-      const int again = computed_anew(lane), k = odd * (CHUNK / 2) + again % 4 * (4 / SIZE);
+      const int again = computed_anew(lane), k = again % 4 * (4 / SIZE);
 #pragma unroll
       for (int q = 0; q < 2 * ROWS; ++q) {
         const int voxel = q / RUN * 8 * RUN + again / 4 * RUN + q % RUN;
@@ -235,7 +236,7 @@ struct Words {
     } else {
 #pragma unroll
       for (int u = 0; u < 2 * ROWS / EACH; ++u) {
-        const scalar_t* const from = stage + starts[u] + odd * (CHUNK / 2) * PITCH;
+        const scalar_t* const from = stage + starts[u];
 #pragma unroll
         for (int half = 0; half < 4; ++half) {
           const Neighbours some = *reinterpret_cast<const Neighbours*>(from + half * (STEP / 2) * PITCH);
@@ -323,12 +324,12 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   };
   const int step = streams * WARPGROUPS;
   int copied_tile = block / column_tiles / problem.groups * WARPGROUPS + warp / 4, copied_chunk = 0, copied_slot = 0;
-  const auto copy_next = [&]() {
+  const auto copy_half = [&](int odd) {
     if (copied_tile < block_tiles) {
-      if (copied_chunk == 0) copier.begin(place(copied_tile, copier.voxel()).input);
+      if (odd == 0 && copied_chunk == 0) copier.begin(place(copied_tile, copier.voxel()).input);
       copier.copy(ring + copied_slot * STAGE);
       copied_slot = copied_slot + 1 == STAGES ? 0 : copied_slot + 1;
-      if (++copied_chunk == chunks) {
+      if (odd == 1 && ++copied_chunk == chunks) {
         copied_chunk = 0;
         copied_tile += step;
       }
@@ -336,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     cp_async_commit();
   };
   int tile = copied_tile, slot = 0;
-  for (int s = 0; s + 1 < STAGES; ++s) copy_next();
+  for (int s = 0; s + 1 < STAGES; ++s) copy_half(s % 2);
 
   float sums[ROWS][SUMS];
   unsigned fragments[2][2][ROWS][4];
@@ -348,18 +349,15 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   for (; tile < block_tiles; tile += step) {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      cp_async_wait<STAGES - 2>();
-      __syncwarp();  // all lanes' copies have landed, and all have read the stage before
-      const scalar_t* const stage = ring + slot * STAGE;
-      slot = slot + 1 == STAGES ? 0 : slot + 1;
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
+        cp_async_wait<STAGES - 2>();
+        __syncwarp();  // all lanes' copies have landed, and all have read the stage before
         Words words;
-        words.load(stage, odd, lane, starts, channel_rows);
-        if (odd == 0) {
-          copy_next();
-          if (fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk) * 8, 0);
-        }
+        words.load(ring + slot * STAGE, lane, starts, channel_rows);
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        copy_half(1 - odd);
+        if (odd == 0 && fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk) * 8, 0);
         words.fragments(fragments[odd], channel_rows);
         wgmma_fence();
         const unsigned b = weight_operand + static_cast<unsigned>(chunk * chunk_bytes + odd * (chunk_bytes / 2)) / 16;
