@@ -62,6 +62,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/advanced.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
+#include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
 
@@ -91,11 +92,6 @@ constexpr int STEPS = 16;  // the most there can be
 constexpr bool WIDE = true;
 #endif
 
-template <int COUNT>
-struct alignas(COUNT* SIZE) Run {
-  scalar_t element[COUNT];
-};
-
 // Two neighbouring (co, t): where the first one lies relative to a voxel's output, -1 past the last one.
 struct alignas(16) Pair {
   index_t output;
@@ -119,32 +115,6 @@ struct Product {
     return {channels_last ? column % out_channels : column / taps(), row / kernel_h, row % kernel_h, tap % 2};
   }
 };
-
-template <class T>
-__device__ inline bool aligned(const View<T>& tensor, index_t strides, int elements) {
-  return reinterpret_cast<index_t>(tensor.data) % (elements * SIZE) == 0 && strides % elements == 0;
-}
-
-// Whether the volume is made of aligned pieces of so many neighbours in memory, counted from its first voxel on.
-template <class T>
-__device__ inline bool made_of(const View<T>& tensor, const int (&size)[3], int elements) {
-  const index_t* stride = tensor.stride;
-  const index_t plane = stride[3] * size[1], outer = stride[0] | stride[1];
-  const bool rows = size[2] % elements == 0 && aligned(tensor, outer | stride[2] | stride[3], elements);
-  const bool volumes = stride[3] == size[2] && stride[2] == plane && plane * size[0] % elements == 0;
-  return stride[4] == 1 && (rows || (volumes && aligned(tensor, outer, elements)));
-}
-
-// How a warp's inputs are copied and staged: 16 bytes of neighbouring voxels, 16 bytes of neighbouring channels, or elements one by one;
-// [voxel][channel] the second, [channel][voxel] the others.
-enum Copies { VOXEL_VECTORS, CHANNEL_VECTORS, ELEMENTS };
-
-__device__ inline Copies copies_of(const View<const scalar_t>& input, const int (&size)[3], int channels) {
-  const index_t* stride = input.stride;
-  if (made_of(input, size, VECTOR)) return VOXEL_VECTORS;
-  const bool last = stride[1] == 1 && channels % VECTOR == 0;
-  return last && aligned(input, stride[0] | stride[2] | stride[3] | stride[4], VECTOR) ? CHANNEL_VECTORS : ELEMENTS;
-}
 
 // The block's weights, [channel][(co, t)], zero where there is none. In 16 bits ldmatrix reads the rows of a fragment from neighbours: there
 // the first of all pairs among 16 come first.
@@ -313,23 +283,6 @@ struct Warp {
   }
 };
 
-// Where a lane's voxel begins in the input and in the output, -1 past the last one.
-struct Place {
-  index_t input, output;
-};
-
-__device__ inline Place place_of(int voxel, const View<const scalar_t>& input, const View<scalar_t>& output,
-                                 const Product& product) {
-  if (voxel >= product.voxels) return {-1, -1};
-  const int* const size = product.problem.input_size;
-  const int line = voxel / size[2], plane = line / size[1], n = plane / size[0];
-  const int w = voxel - line * size[2], h = line - plane * size[1], d = plane - n * size[0];
-  const scalar_t* const from = input.at(n, product.group * product.channels, d, h, w);
-  const scalar_t* const to =
-      output.at(n, product.group * product.out_channels, d * product.kernel_d, h * product.kernel_h, w * 2);
-  return {from - input.data, to - output.data};
-}
-
 template <int N>
 __device__ __forceinline__ void multiply_patches(const Problem& problem, const View<const scalar_t>& input,
                                                  const View<const scalar_t>& weight, const scalar_t* __restrict__ bias,
@@ -374,7 +327,8 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
   int tile = stream * WARPS + warp;
   index_t target = -1;
   const auto copy_next = [&]() {
-    const Place place = place_of(tile * COUNT + lane % COUNT, input, output, product);
+    const Place place = place_of(problem, tile * COUNT + lane % COUNT, voxels, input, output, product.group * product.channels,
+                                 product.group * out_channels, product.kernel_d, product.kernel_h, 2);
     sources[lane] = place.input;
     target = place.output;
     __syncwarp();  // the places are written, and the stage has been read

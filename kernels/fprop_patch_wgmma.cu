@@ -27,7 +27,7 @@ shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
 "kernel_w == 2" = "it stores the two taps of a row together: a kernel of 2 along w"
 "chunks <= 128 and most_columns >= 8 and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
 "ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
-"voxels < 2 * 1024 * 1024 * 1024 - 512 and columns < 2 * 1024 * 1024 * 1024 - 512" = "voxels and columns of the product must be below 2^31"
+"max(voxels, columns, groups * column_tiles * chunks * 8) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
 [search]
 COLUMNS = [64, 128, 160, 256]
 ROWS = [1, 2]

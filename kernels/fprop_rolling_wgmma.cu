@@ -818,6 +818,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const int sum_count = class_count * tiles * columns8 * 4;
   const bool has_gaps = SPECIALIZED(FILLED, filled) && (stored_w < problem.stride[2] || flush > slot_count);
   const Pairs pairs = pairs_of(problem, output, phase_w - problem.padding[2], has_gaps);
+  // What all blocks fill in a step is more than L2 keeps until the sums are stored into it: planes with taps are filled after the products.
+  constexpr bool fills_late = PARTS == 1;  // two parts leave no registers for it
   const unsigned slab_k_step = static_cast<unsigned>(columns8) * 128, stage_k_step = static_cast<unsigned>(positions) * 16;
   // Descriptors count in 16 bytes.
   const unsigned slab_k = slab_k_step >> 4, stage_k = stage_k_step >> 4;
@@ -857,9 +859,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 
     for (int s = segment.first; s < segment.end; ++s) {
       const int plane = segment.chain + (first_step + s) * chains;
-      if (SPECIALIZED(FILLED, filled) && s >= segment.begin) {
-        // All of this step's outputs from this warpgroup's first position to the next one's, with the rows and planes without taps
-        // behind each. The stores are on their way while the products run.
+      // Of this step's outputs from this warpgroup's first position to the next one's, with the rows without taps behind each, those of the
+      // planes with taps, or those of the planes without that follow them.
+      const auto fill = [&](bool tapped) {
         const Place place = walk.place(computed_anew(segment.column));
         const int thread = static_cast<int>(computed_anew(threadIdx.x)), width = problem.output_size[2];
         const int channel = place.channel_tile * channels8 * 8, channels = min(channels8 * 8, out_channels - channel);
@@ -881,10 +883,14 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           const int to = next > end_row ? output_at(end_row, 0, end % pitch) : output_at(next - 1, rows_h, 0);
           for (int t = 0; t < flush; ++t) {
             const int d = plane * problem.stride[0] - problem.padding[0] + t * problem.dilation[0];
-            fill_outputs(problem, bias, output, n, place.group * out_channels + channel, channels, d,
-                         d + problem.dilation[0] / chains, from, to, thread / 32 % 4, 4);
+            fill_outputs(problem, bias, output, n, place.group * out_channels + channel, channels, tapped ? d : d + 1,
+                         tapped ? d + 1 : d + problem.dilation[0] / chains, from, to, thread / 32 % 4, 4);
           }
         }
+      };
+      if (SPECIALIZED(FILLED, filled) && s >= segment.begin) {
+        fill(false);  // these stores are on their way while the products run
+        if (!fills_late) fill(true);
       }
       if (plane >= 0 && plane < problem.input_size[0]) {
         int slot = class_slot;  // of resident slabs
@@ -1003,7 +1009,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       }
       if (s >= segment.begin) {
-        if (SPECIALIZED(FILLED, filled)) sync_warpgroup(warpgroup);  // each warp has filled what others store sums into
+        if (SPECIALIZED(FILLED, filled)) {
+          if (fills_late) fill(true);
+          sync_warpgroup(warpgroup);  // each warp has filled what others store sums into
+        }
         // Worked out here and not before the loop, where they would take registers from the sums.
         const int thread = static_cast<int>(computed_anew(threadIdx.x)), stored_tile = walk.tile(computed_anew(segment.column));
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
