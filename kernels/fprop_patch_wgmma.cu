@@ -29,10 +29,10 @@ shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
 "ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
 "max(voxels, columns, groups * column_tiles * chunks * 8) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
 [search]
-COLUMNS = [64, 128, 160, 256]
+COLUMNS = [96, 128, 160, 256]
 ROWS = [1, 2]
-WARPGROUPS = [2, 3, 4]
-STAGES = [4, 6, 8]
+WARPGROUPS = [2, 3]
+STAGES = [4, 6]
 [workspace]
 packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
 [[launch]]

@@ -818,8 +818,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const int sum_count = class_count * tiles * columns8 * 4;
   const bool has_gaps = SPECIALIZED(FILLED, filled) && (stored_w < problem.stride[2] || flush > slot_count);
   const Pairs pairs = pairs_of(problem, output, phase_w - problem.padding[2], has_gaps);
-  // What all blocks fill in a step is more than L2 keeps until the sums are stored into it: planes with taps are filled after the products.
-  constexpr bool fills_late = PARTS == 1;  // two parts leave no registers for it
+  // What all blocks fill in a step is, in 4-byte types, more than L2 keeps until the sums are stored into it: there planes with taps are
+  // filled after the products. (Two parts of TF32 leave no registers for it.)
+  constexpr bool fills_late = sizeof(scalar_t) == 4 && PARTS == 1;
   const unsigned slab_k_step = static_cast<unsigned>(columns8) * 128, stage_k_step = static_cast<unsigned>(positions) * 16;
   // Descriptors count in 16 bytes.
   const unsigned slab_k = slab_k_step >> 4, stage_k = stage_k_step >> 4;
