@@ -82,13 +82,15 @@ class Contest:
                 first_call_ms=compile_ms + first_ms,
                 workspace_bytes=words * DTYPES[instance].accumulate.itemsize,
             )
-            row = _timed(row, self._times(bench.prepared(kernel, problem, instance, self.arrays, packed=True), first_ms))
+            packed = bench.prepared(kernel, problem, instance, self.arrays, packed=True)
             if any(step.packs for step in plan.launches):
-                both = bench.prepared(kernel, problem, instance, self.arrays)
-                both_ms = statistics.median(self._times(both, first_ms))
-                pack_ms = statistics.median(bench.milliseconds(bench.packing(kernel, problem, instance, self.arrays)))
-                row = replace(row, with_packing_ms=both_ms, pack_ms=pack_ms)
+                both, packing = (make(kernel, problem, instance, self.arrays) for make in (bench.prepared, bench.packing))
+                times, both_times = [[first_ms]] * 2 if _skips(first_ms) else bench.milliseconds_in_turn(packed, both)
+                row = _timed(row, times)
+                pack_ms = statistics.median(bench.milliseconds(packing))
+                row = replace(row, with_packing_ms=statistics.median(both_times), pack_ms=pack_ms)
             else:
+                row = _timed(row, self._times(packed, first_ms))
                 row = replace(row, with_packing_ms=row.median_ms, pack_ms=0.0)
         except (KernelError, BackendError, LaunchError, MemoryError) as error:
             return replace(self._blank, contender=kernel.name, instance=instance, note=str(error).splitlines()[0])
@@ -141,7 +143,7 @@ class Contest:
         return first_ms <= SLOW_MS
 
     def _times(self, call: Callable[[], object], first_ms: float) -> list[float]:
-        return [first_ms] if first_ms > _MUCH_TOO_SLOW_MS else self.bench.milliseconds(call)
+        return [first_ms] if _skips(first_ms) else self.bench.milliseconds(call)
 
     def _judged(self, row: Row, result: Any) -> Row:
         """Return the row with the result's errors: over the whole tensor against the expected one, and of the sample."""
@@ -206,6 +208,11 @@ def _torch_workspace(torch: Any, call: Callable[[], Any]) -> int:
     result = call()
     torch.cuda.synchronize()
     return max(0, torch.cuda.max_memory_allocated() - before - result.untyped_storage().nbytes())
+
+
+def _skips(first_ms: float) -> bool:
+    """Whether a first call took so long that it is the measurement."""
+    return first_ms > _MUCH_TOO_SLOW_MS
 
 
 def _timed(row: Row, times: list[float]) -> Row:

@@ -24,6 +24,7 @@ from .rivals import RIVALS, check_rivals, torch_module, torch_settings
 
 SLOW_MS = 1000.0  # whatever takes longer a call is timed once
 REPEATS = (3, 50)
+TURN = 5  # calls timed before it is another's turn
 LAYOUTS = ("ncdhw", "channels_last")
 # A timed result further off is a wrong one; what is wrong by less is `check`'s to find, this is not the oracle.
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-3, "tf32x3": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}  # of the largest value
@@ -241,8 +242,23 @@ class Bench:
         once = self.backend.time(call, 1)
         if once[0] > SLOW_MS:
             return once
+        return self.backend.time(call, self._repeats(once[0]))
+
+    def milliseconds_in_turn(self, *calls: Callable[[], object]) -> list[list[float]]:
+        """Return the times of each of several calls, a few of one after a few of the other: a card that grows warm slows all alike."""
+        once = [self.backend.time(call, 1)[0] for call in calls]
+        if max(once) > SLOW_MS:
+            return [[elapsed] for elapsed in once]
+        found: list[list[float]] = [[] for _ in calls]
+        repeats = self._repeats(max(once))
+        for done in range(0, repeats, TURN):
+            for times, call in zip(found, calls, strict=True):
+                times += self.backend.time(call, min(TURN, repeats - done))
+        return found
+
+    def _repeats(self, elapsed_ms: float) -> int:
         low, high = REPEATS
-        return self.backend.time(call, min(high, max(low, int(self.budget_ms / max(once[0], 1e-3)))))
+        return min(high, max(low, int(self.budget_ms / max(elapsed_ms, 1e-3))))
 
     def first(self, call: Callable[[], object]) -> tuple[float, Any]:
         """Return the milliseconds one call takes until its work is done, by the clock on the wall, and its result."""
