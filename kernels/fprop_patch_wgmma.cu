@@ -94,9 +94,9 @@ shared_bytes = "shared_bytes"
 
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
 constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE, STAGED = 64 / SIZE;  // channels of a cell, of a product, of a stage
-constexpr int COUNT = 16 * ROWS;                                       // voxels of a warp
+constexpr int COUNT = 16 * ROWS;                                         // voxels of a warp
 constexpr int RUN = SIZE == 4 ? 2 : 2 * ROWS, RUNS = 2 * ROWS / RUN;     // neighbouring voxels of a lane
-constexpr int PITCH = SIZE == 4 && ROWS == 2 ? COUNT : COUNT + 8;      // of a stage [channel][voxel]
+constexpr int PITCH = SIZE == 4 && ROWS == 2 ? COUNT : COUNT + 8;        // of a stage [channel][voxel]
 constexpr int STAGE = STAGED * PITCH;
 
 struct alignas(16) Cell {
@@ -128,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v) {
       const bool live = column < columns && ci + v < channels;
-      values[v] = live ? *weight.at(group * channels + ci + v, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2)
-                       : scalar_t();
+      values[v] =
+          live ? *weight.at(group * channels + ci + v, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2) : scalar_t();
     }
     round_cell(values, reinterpret_cast<Cell*>(packed_weight)[static_cast<index_t>(block) * tile_columns + i]);
   }
@@ -266,10 +266,11 @@ struct Words {
 };
 
 extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
-    convt3d_fprop_patch_wgmma(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
-                              const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
-                              const int columns, const int column_tiles, const int streams, const int chunks,
-                              const int tile_columns, const int block_tiles, const int pairs_at) {
+    convt3d_fprop_patch_wgmma(const Problem problem, const View<const scalar_t> input,
+                              const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
+                              const View<scalar_t> output, const int voxels, const int columns, const int column_tiles,
+                              const int streams, const int chunks, const int tile_columns, const int block_tiles,
+                              const int pairs_at) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   // blockIdx.x = (stream * groups + group) * column_tiles + column tile: neighbours share inputs.
   const int block = static_cast<int>(blockIdx.x), group = block / column_tiles % problem.groups;
@@ -314,9 +315,10 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
   // Where channels lie together in the output and a tile has whole runs of them, a lane has all channels of its taps.
-  const bool along_channels = output.stride[4] != 1 && output.stride[1] == 1 && taps == 8 && out_channels % VECTOR == 0 &&
-                              tile_width % (8 * VECTOR) == 0 &&
-                              aligned(output, output.stride[0] | output.stride[2] | output.stride[3] | output.stride[4], VECTOR);
+  const bool along_channels =
+      output.stride[4] != 1 && output.stride[1] == 1 && taps == 8 && out_channels % VECTOR == 0 &&
+      tile_width % (8 * VECTOR) == 0 &&
+      aligned(output, output.stride[0] | output.stride[2] | output.stride[3] | output.stride[4], VECTOR);
 
   const auto place = [&](int tile, int voxel) {
     return place_of(problem, (tile * 4 + warp % 4) * COUNT + voxel, voxels, input, output, group * in_channels,
@@ -365,8 +367,8 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
         for (int s = 0; s < 2; ++s) {
 #pragma unroll
           for (int r = 0; r < ROWS; ++r) {
-            wgmma_registers(sums[r], fragments[odd][s][r], b + static_cast<unsigned>(s * tile_width * 2),
-                            chunk + odd + s > 0, tile_width);
+            wgmma_registers(sums[r], fragments[odd][s][r], b + static_cast<unsigned>(s * tile_width * 2), chunk + odd + s > 0,
+                            tile_width);
           }
         }
         wgmma_commit();
@@ -415,7 +417,8 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
           run.element[e] = to_scalar(sums[q / 2][j * 4 + q % 2 * 2 + e % 2] + pair.bias);
         }
         if (runs) {
-          if (to[u * RUN] != nullptr && pair.live != 0) *reinterpret_cast<Run<2 * RUN>*>(advanced(to[u * RUN], pair.output)) = run;
+          if (to[u * RUN] != nullptr && pair.live != 0)
+            *reinterpret_cast<Run<2 * RUN>*>(advanced(to[u * RUN], pair.output)) = run;
         } else {
 #pragma unroll
           for (int e = 0; e < 2 * RUN; ++e) {

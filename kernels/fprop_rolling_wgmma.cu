@@ -24,6 +24,7 @@ PHASE_W = "phase_w"
 ROW_SLABS = "row_slabs"
 RESIDENT = "resident"
 FILLED = "filled"
+ROW_STORES = "row_stores"
 WHOLE_TILES = "whole_tiles"
 
 [constants]
@@ -87,7 +88,10 @@ stage_bytes = "16 * chunk_cells * positions * parts"
 raw_length = "positions + 4 * (16 // itemsize) + (8 if itemsize == 2 and positions % 16 == 0 else 0)"
 raw_places = "raw_length + 32 if raws else 0"
 raw_bytes = "16 * chunk_cells * raw_length"
-shared_limit = "231424 - 4 * (raw_length + 32) - 2048 * CONSUMERS"
+# Rows of an odd length with a stride of 2 are no aligned pairs: they pass through shared memory.
+row_stores = "1 if stride_w == 2 and output_w % 2 == 1 else 0"
+row_store_bytes = "row_stores * CONSUMERS * 4 * (1152 if itemsize == 4 else 640)"
+shared_limit = "231424 - 4 * (raw_length + 32) - 2048 * CONSUMERS - row_store_bytes"
 stages = "4 if cells_launch and 4 * stage_bytes + 4 * tap_bytes <= shared_limit else 2"
 raws = "2 if not cells_launch and rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * tap_bytes <= shared_limit else 0"
 slab_memory = "shared_limit - stages * stage_bytes - raws * raw_bytes"
@@ -128,7 +132,7 @@ block = 256
 symbol = "convt3d_fprop_rolling_wgmma"
 grid = "min(multiprocessors, columns * steps * kernel_h) if batch > 0 else 0"
 block = "(CONSUMERS + producers) * 128"
-shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * raw_places"
+shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 */
 // The transposed convolution as matrix products of Hopper's warpgroups, rolling along the depth.
 //
@@ -150,6 +154,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * raw_places"
 // it. The last warp copies slabs of packed weights, a tap or a row of taps x one chunk of channels each. If all slabs of a tile fit in
 // shared memory they are copied once, until the block turns to another tile.
 #include "convt3d.cuh"
+#include "convt3d/advanced.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
@@ -219,6 +224,9 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + 4 * raw_places"
 #endif
 #ifndef FILLED
 #define FILLED 0
+#endif
+#ifndef ROW_STORES
+#define ROW_STORES 0
 #endif
 #ifndef WHOLE_TILES
 #define WHOLE_TILES 0
@@ -577,6 +585,15 @@ __device__ inline Pairs pairs_of(const Problem& problem, const View<scalar_t>& o
              : NO_PAIRS;
 }
 
+// Two neighbours in shared memory.
+__device__ __forceinline__ void store_shared_pair(float* shared, float a, float b) {
+  *reinterpret_cast<float2*>(shared) = make_float2(a, b);
+}
+template <class Half>
+__device__ __forceinline__ void store_shared_pair(Half* shared, Half a, Half b) {
+  *reinterpret_cast<unsigned*>(shared) = a.bits | static_cast<unsigned>(b.bits) << 16;
+}
+
 // ---- the product of a block ----
 
 extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1) convt3d_fprop_rolling_wgmma(
@@ -589,7 +606,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     const int span, const int offset_h, const int offset_w, const int chains, const int first_step, const int steps,
     const int columns, const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages,
     const int slabs, const int raws, const int tap_bytes, const int tile_slabs, const int slab_bytes, const int stage_bytes,
-    const int raw_length, const int rows_at) {
+    const int raw_length, const int rows_at, const int row_stores) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
   const int merged = SPECIALIZED(MERGED_W, merged_w), class_count = SPECIALIZED(CLASSES_W, classes_w);
@@ -609,7 +626,11 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   scalar_t* const raw_memory = reinterpret_cast<scalar_t*>(slab_memory + slabs * slab_bytes);
   // [warpgroup][its row], for the stores
   RowPlace* const row_places = reinterpret_cast<RowPlace*>(shared + rows_at);
-  int* const raw_index = reinterpret_cast<int*>(row_places + CONSUMERS * 128);
+  // [warp][channel of 8][output]: 32 neighbouring outputs, stored by a warp at once
+  constexpr int staged_pitch = sizeof(scalar_t) == 4 ? 36 : 40;
+  const bool stores_rows = SPECIALIZED(ROW_STORES, row_stores);
+  scalar_t* const staged_rows = reinterpret_cast<scalar_t*>(row_places + CONSUMERS * 128);
+  int* const raw_index = reinterpret_cast<int*>(staged_rows + (stores_rows ? CONSUMERS * 4 * 8 * staged_pitch : 0));
   const unsigned base = computed_anew(shared_address(shared)),
                  slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
@@ -860,9 +881,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 
     for (int s = segment.first; s < segment.end; ++s) {
       const int plane = segment.chain + (first_step + s) * chains;
-      // Of this step's outputs from this warpgroup's first position to the next one's, with the rows without taps behind each, those of the
-      // planes with taps, or those of the planes without that follow them.
-      const auto fill = [&](bool tapped) {
+      // Of this step's outputs from this warpgroup's first position to the next one's, with the rows without taps behind each, `planes` from
+      // `skipped_d` behind the one with taps on.
+      const auto fill = [&](int skipped_d, int planes) {
         const Place place = walk.place(computed_anew(segment.column));
         const int thread = static_cast<int>(computed_anew(threadIdx.x)), width = problem.output_size[2];
         const int channel = place.channel_tile * channels8 * 8, channels = min(channels8 * 8, out_channels - channel);
@@ -883,15 +904,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           const int from = output_at(row, 0, row == first / pitch ? first % pitch : 0);
           const int to = next > end_row ? output_at(end_row, 0, end % pitch) : output_at(next - 1, rows_h, 0);
           for (int t = 0; t < flush; ++t) {
-            const int d = plane * problem.stride[0] - problem.padding[0] + t * problem.dilation[0];
-            fill_outputs(problem, bias, output, n, place.group * out_channels + channel, channels, tapped ? d : d + 1,
-                         tapped ? d + 1 : d + problem.dilation[0] / chains, from, to, thread / 32 % 4, 4);
+            const int d = plane * problem.stride[0] - problem.padding[0] + t * problem.dilation[0] + skipped_d;
+            fill_outputs(problem, bias, output, n, place.group * out_channels + channel, channels, d, d + planes, from, to,
+                         thread / 32 % 4, 4);
           }
         }
       };
       if (SPECIALIZED(FILLED, filled) && s >= segment.begin) {
-        fill(false);  // these stores are on their way while the products run
-        if (!fills_late) fill(true);
+        constexpr int skipped = fills_late ? 1 : 0;
+        fill(skipped, problem.dilation[0] / chains - skipped);  // on their way while the products run
       }
       if (plane >= 0 && plane < problem.input_size[0]) {
         int slot = class_slot;  // of resident slabs
@@ -1011,7 +1032,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       }
       if (s >= segment.begin) {
         if (SPECIALIZED(FILLED, filled)) {
-          if (fills_late) fill(true);
+          if (fills_late) fill(0, 1);
           sync_warpgroup(warpgroup);  // each warp has filled what others store sums into
         }
         // Worked out here and not before the loop, where they would take registers from the sums.
@@ -1023,64 +1044,99 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         const scalar_t* const tile_bias = bias == nullptr ? nullptr
                                                           : bias + stored_tile / channel_tiles * out_channels +
                                                                 stored_tile % channel_tiles * channels8 * 8 + first;
-        // The rows of this thread, side by side so that many stores are on their way.
-        scalar_t* target[2 * M_TILES];
-        int w[2 * M_TILES];
+        // The output `e` of position `r` in channel `i`: a sum, or the bias where no tap reaches.
+        const auto value = [&](const scalar_t* tile_bias, int t, int i, int r, int e) {
+          accum_t sum = bias == nullptr ? 0.0f : to_accum(tile_bias[i / 2 * 8 + i % 2]);
 #pragma unroll
-        for (int r = 0; r < 2 * tiles; ++r) {
-          const RowPlace row = own_rows[r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
-          w[r] = row.w;
-          target[r] = output.data + (row.offset + first_plane * output.stride[2] + first * output.stride[1]);
-        }
-        const auto store = [&](auto tag) {
-          constexpr Pairs kind = decltype(tag)::kind;
+          for (int jw = 0; jw < stored_w; ++jw) {
+            if (t < slot_count && jw * dilation_w % stride_w == (e + phase) % stride_w) {
+              const int product = jw / merged * tiles + r / 2, column8 = t * slot8 + jw % merged * channels8 + i / 2;
+              sum += sums[(product * columns8 + column8) * 4 + r % 2 * 2 + i % 2];
+            }
+          }
+          return to_scalar(sum);
+        };
+        if (stores_rows && output.stride[4] == 1) {
+          // 16 positions of 8 channels at a time: two outputs of each, side by side, and then lane by lane along the row.
+          scalar_t* const staged = staged_rows + thread / 32 * (8 * staged_pitch);
 #pragma unroll
-          for (int t = 0; t < flush; ++t) {
-            const int d = first_plane + t * problem.dilation[0];
-            const bool live = d >= 0 && d < problem.output_size[0];
+          for (int m = 0; m < tiles; ++m) {
+            const RowPlace row = own_rows[m * 16 + thread % 32 / 2];
+            const scalar_t* const biases = tile_bias + computed_anew(0);  // read once more, not kept
+            const bool inside = static_cast<unsigned>(row.w + thread % 2) < static_cast<unsigned>(problem.output_size[2]);
+            scalar_t* const along = output.data + (row.offset + first_plane * output.stride[2] + thread % 2);
 #pragma unroll
-            for (int i = 0; i < channels8 * 2; i += kind == OF_CHANNELS ? 2 : 1) {
-              const int channel = i / 2 * 8 + i % 2;  // from the thread's first
-              const index_t offset = channel * output.stride[1] + t * problem.dilation[0] * output.stride[2];
-              if (!live || (!WHOLE_TILES && first + channel >= tile_channels)) continue;
+            for (int t = 0; t < flush; ++t) {
+              const int d = first_plane + t * problem.dilation[0];
+              if (d < 0 || d >= problem.output_size[0]) continue;
+              scalar_t* y = along + t * problem.dilation[0] * output.stride[2];
 #pragma unroll
-              for (int r = 0; r < 2 * tiles; ++r) {
-                // The output `e` of a position in one of two channels: a sum, or the bias where no tap reaches.
-                const auto value = [&](int next, int e) {
-                  accum_t sum = bias == nullptr ? 0.0f : to_accum(tile_bias[channel + next]);
+              for (int c8 = 0; c8 < channels8; ++c8) {
 #pragma unroll
-                  for (int jw = 0; jw < stored_w; ++jw) {
-                    if (t < slot_count && jw * dilation_w % stride_w == (e + phase) % stride_w) {
-                      const int product = jw / merged * tiles + r / 2, column8 = t * slot8 + jw % merged * channels8 + i / 2;
-                      sum += sums[(product * columns8 + column8) * 4 + r % 2 * 2 + i % 2 + next];
+                for (int q = 0; q < 4; ++q) {
+                  if (!WHOLE_TILES && c8 * 8 + first + q % 2 >= tile_channels) continue;
+                  scalar_t* const pair = staged + (first + q % 2) * staged_pitch + (q / 2 * 8 + thread % 32 / 4) * 2;
+                  store_shared_pair(pair, value(biases, t, c8 * 2 + q % 2, m * 2 + q / 2, 0),
+                                    value(biases, t, c8 * 2 + q % 2, m * 2 + q / 2, 1));
+                }
+                __syncwarp();
+#pragma unroll
+                for (int c = 0; c < 8; ++c) {
+                  if (inside && (WHOLE_TILES || c8 * 8 + c < tile_channels)) *y = staged[c * staged_pitch + thread % 32];
+                  y = advanced(y, output.stride[1] * static_cast<index_t>(sizeof(scalar_t)));
+                }
+                __syncwarp();  // what is staged has been read
+              }
+            }
+          }
+        } else {
+          // The rows of this thread, side by side so that many stores are on their way.
+          scalar_t* target[2 * M_TILES];
+          int w[2 * M_TILES];
+#pragma unroll
+          for (int r = 0; r < 2 * tiles; ++r) {
+            const RowPlace row = own_rows[r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
+            w[r] = row.w;
+            target[r] = output.data + (row.offset + first_plane * output.stride[2] + first * output.stride[1]);
+          }
+          const auto store = [&](auto tag) {
+            constexpr Pairs kind = decltype(tag)::kind;
+#pragma unroll
+            for (int t = 0; t < flush; ++t) {
+              const int d = first_plane + t * problem.dilation[0];
+              const bool live = d >= 0 && d < problem.output_size[0];
+#pragma unroll
+              for (int i = 0; i < channels8 * 2; i += kind == OF_CHANNELS ? 2 : 1) {
+                const int channel = i / 2 * 8 + i % 2;  // from the thread's first
+                const index_t offset = channel * output.stride[1] + t * problem.dilation[0] * output.stride[2];
+                if (!live || (!WHOLE_TILES && first + channel >= tile_channels)) continue;
+#pragma unroll
+                for (int r = 0; r < 2 * tiles; ++r) {
+#pragma unroll
+                  for (int e = 0; e < stride_w; e += kind == OF_COLUMNS ? 2 : 1) {
+                    const bool has_taps = t < slot_count && (e + phase) % stride_w % (stride_w / stored_w) == 0;
+                    if (kind != OF_COLUMNS && SPECIALIZED(FILLED, filled) && !has_taps) continue;
+                    if (static_cast<unsigned>(w[r] + e) >= static_cast<unsigned>(problem.output_size[2])) continue;
+                    scalar_t* const y = target[r] + (offset + e * output.stride[4]);
+                    if (kind == OF_CHANNELS) {
+                      store_pair(y, value(tile_bias, t, i, r, e), value(tile_bias, t, i + 1, r, e));
+                    } else if (kind == OF_COLUMNS) {
+                      store_pair(y, value(tile_bias, t, i, r, e), value(tile_bias, t, i, r, e + 1));
+                    } else {
+                      *y = value(tile_bias, t, i, r, e);
                     }
-                  }
-                  return to_scalar(sum);
-                };
-#pragma unroll
-                for (int e = 0; e < stride_w; e += kind == OF_COLUMNS ? 2 : 1) {
-                  const bool has_taps = t < slot_count && (e + phase) % stride_w % (stride_w / stored_w) == 0;
-                  if (kind != OF_COLUMNS && SPECIALIZED(FILLED, filled) && !has_taps) continue;
-                  if (static_cast<unsigned>(w[r] + e) >= static_cast<unsigned>(problem.output_size[2])) continue;
-                  scalar_t* const y = target[r] + (offset + e * output.stride[4]);
-                  if (kind == OF_CHANNELS) {
-                    store_pair(y, value(0, e), value(1, e));
-                  } else if (kind == OF_COLUMNS) {
-                    store_pair(y, value(0, e), value(0, e + 1));
-                  } else {
-                    *y = value(0, e);
                   }
                 }
               }
             }
+          };
+          if (stride_w % 2 == 0 && pairs == OF_COLUMNS) {
+            store(PairsTag<OF_COLUMNS>{});
+          } else if (pairs == OF_CHANNELS) {
+            store(PairsTag<OF_CHANNELS>{});
+          } else {
+            store(PairsTag<NO_PAIRS>{});
           }
-        };
-        if (stride_w % 2 == 0 && pairs == OF_COLUMNS) {
-          store(PairsTag<OF_COLUMNS>{});
-        } else if (pairs == OF_CHANNELS) {
-          store(PairsTag<OF_CHANNELS>{});
-        } else {
-          store(PairsTag<NO_PAIRS>{});
         }
       }
 #pragma unroll

@@ -11,7 +11,8 @@ struct alignas(COUNT * sizeof(scalar_t)) Run {
 
 template <class T>
 __device__ inline bool aligned(const View<T>& tensor, index_t strides, int elements) {
-  return reinterpret_cast<index_t>(tensor.data) % (elements * static_cast<int>(sizeof(scalar_t))) == 0 && strides % elements == 0;
+  return reinterpret_cast<index_t>(tensor.data) % (elements * static_cast<int>(sizeof(scalar_t))) == 0 &&
+         strides % elements == 0;
 }
 
 // Whether the volume is made of aligned pieces of so many neighbours in memory, counted from its first voxel on.
