@@ -28,15 +28,14 @@ FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each w
 
 # The heuristic: kernels in the order in which they are tried on each architecture. The first that can do the problem is taken, in
 # the loosest of its instances that the precision allows. All are deterministic, and the last of each list takes every problem.
-_ONE_KIND_OF_LAYER = (
-    *("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped"),
-    *("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch"),
-)
+_GROUPS = ("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped")
+_PATCHES = ("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch")
 _CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
+_MMA = ("fprop_implicit_gemm_mma", *_CUDA_CORES)
 _FPROP = {
     "host": ("fprop_patch", *_CUDA_CORES),  # what is cheap to run on a CPU
-    **dict.fromkeys(ARCHITECTURES, (*_ONE_KIND_OF_LAYER, "fprop_implicit_gemm_mma", *_CUDA_CORES)),
-    "sm_90a": (*_ONE_KIND_OF_LAYER, "fprop_rolling_wgmma", "fprop_implicit_gemm_mma", *_CUDA_CORES),
+    **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_PATCHES, *_MMA)),
+    "sm_90a": (*_GROUPS, "fprop_patch_wgmma", *_PATCHES, "fprop_rolling_wgmma", *_MMA),
 }
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,

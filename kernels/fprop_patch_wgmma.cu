@@ -29,7 +29,7 @@ shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
 "ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
 "max(voxels, columns, groups * column_tiles * chunks * 8) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
 [search]
-COLUMNS = [96, 128, 160, 256]
+COLUMNS = [32, 96, 128, 160, 256]
 ROWS = [1, 2]
 WARPGROUPS = [2, 3]
 STAGES = [4, 6]
@@ -46,21 +46,22 @@ grid = "streams * column_tiles * groups if batch > 0 else 0"
 block = "128 * WARPGROUPS"
 shared_bytes = "shared_bytes"
 */
-// Kernel = stride of many channels on Hopper's warpgroups, weight-stationary. Each input voxel owns a block of kernel_size outputs, so the layer
-// is one matrix product with the reordering fused into the store (depth to space):
+// Kernel = stride on Hopper's warpgroups, weight-stationary. Each input voxel owns a block of kernel_size outputs, so the layer is one
+// matrix product with the reordering fused into the store (depth to space):
 //
 //   output[n, co, i*stride + t] = bias[co] + sum over ci of weight[ci, co, t] * input[n, ci, i]
 //
-// with a row for each voxel (n, i), a column for each (co, t), and depth ci. A tile of m x n reads K * (m + n) elements from L2, more than L2 gives
-// where m and n are the 128 or 256 that sums fit registers for. So a block keeps the weights of its columns, all channels of them, in
-// shared memory for as long as it runs, and m is as long as the block's share of voxels.
+// with a row for each voxel (n, i), a column for each (co, t), and depth ci. A tile of m x n reads K * (m + n) elements from L2, more than
+// L2 gives where m and n are the 128 or 256 that sums fit registers for. So a block keeps the weights of its columns, all channels of
+// them, in shared memory for as long as it runs, and m is as long as the block's share of voxels.
 //
 // Weights are packed as wgmma reads them, 16 bytes of channels for each column, and copied in bulk. After that a warp needs no other one:
-// it copies 64 bytes of the channels of its 16 or 32 voxels at a time (cp.async), a few such chunks ahead, reads them as fragments into
+// it copies 64 bytes of the channels of its 16 or 32 voxels at a time (cp.async), a few such stages ahead, reads them as fragments into
 // registers, rounds them, and its warpgroup multiplies them by the weights. While one warpgroup stores its sums another multiplies.
 //
-// Which voxel a row of a product is can be chosen. A lane's rows are 2 (tf32) or 4 (16 bits) neighbouring voxels, and its columns the two taps
-// of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128.
+// Which voxel a row of a product is can be chosen. A lane's rows are 2 (tf32) or 4 (16 bits) neighbouring voxels, and its columns the two
+// taps of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128. Where channels lie together in the output
+// and there are 8 taps, a lane has all channels of its taps.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/forget_memory.cuh"

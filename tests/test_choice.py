@@ -72,7 +72,8 @@ def entry(kernel: str, arch: str = "sm_90a", problem: Problem = WIDE, **changes:
         ("grouped", "fp64", "sm_90a", ("fprop_implicit_gemm_simt", "fp64")),
         ("patch", "tf32", "sm_80", ("fprop_patch_stationary", "tf32")),
         ("patch", "fp32", "sm_80", ("fprop_patch", "fp32")),
-        ("patch", "bf16", "sm_90a", ("fprop_patch_stationary", "bf16")),
+        ("patch", "bf16", "sm_90a", ("fprop_patch_wgmma", "bf16")),
+        ("patch", "tf32x3", "sm_90a", ("fprop_patch_stationary", "tf32x3")),
         ("wide", "tf32", "sm_90a", ("fprop_rolling_wgmma", "tf32")),
         ("wide", "tf32x3", "sm_90a", ("fprop_rolling_wgmma", "tf32x3")),
         ("wide", "fp16", "sm_80", ("fprop_implicit_gemm_mma", "fp16")),
@@ -112,7 +113,7 @@ def test_each_kernel_passed_over_says_why() -> None:
     assert steps[0] == "database: nothing for this problem or one near it"
     assert [step.split()[0].rstrip(":") for step in steps[1:]] == [
         *("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped"),
-        *("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch"),
+        *("fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma", "fprop_patch"),
         *("fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
     ]
     assert "has no fp32 instance (it has tf32" in steps[-1] and "one input channel a group" in steps[1]

@@ -122,7 +122,7 @@ _MODES = {
     "n2_c2to9_i2x3x5_k1_s2x2x1_bias": (0, 20, APART + 8, APART + 9),  # rows and planes without taps, in every layout
 }
 # Tunables that choose among the tiles of a kernel.
-_TILE_TUNABLES = ("TILE", "VOXELS")
+_TILE_TUNABLES = ("TILE", "VOXELS", "ROWS")
 # A kernel that declares no tile for a quantity may have one all the same, of a power of two; a thread may have several voxels.
 _UNKNOWN_TILES = {
     "output_voxels": (5, 9, 17, 33, 65, 129, 511, 513),

@@ -18,7 +18,7 @@ from ..tuning import LIBRARY, Database, Entry, Question, configured
 from .contest import Contest
 from .measure import Bench, Row
 
-EXHAUSTIVE = 36  # a space of more configurations is searched one tunable at a time
+EXHAUSTIVE = 40  # a space of more configurations is searched one tunable at a time
 HOPELESS = 3.0  # a kernel whose default takes this many times the best one's time is not searched further
 
 

@@ -68,7 +68,8 @@ inline void multiply(const PendingProduct& product) {
   } else {
     memcpy(a, product.rows, sizeof a);
     if (memcmp(product.registers, product.held, sizeof product.held) != 0) {
-      describe_failure("registers that a product at %s:%d reads were changed before it ended", product.site.file, product.site.line);
+      describe_failure("registers that a product at %s:%d reads were changed before it ended", product.site.file,
+                       product.site.line);
       abandon_block();
     }
   }
