@@ -37,6 +37,8 @@ _FPROP = {
     **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_PATCHES, *_MMA)),
     "sm_90a": (*_GROUPS, "fprop_patch_wgmma", *_PATCHES, "fprop_rolling_wgmma", *_MMA),
 }
+# A kernel that "auto" takes in channels_last only where it was measured there: its stores are pieces of 16 bytes, one to a voxel.
+_NOT_IN_CHANNELS_LAST = ("fprop_patch_wgmma",)
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,
     "dgrad": dict.fromkeys(_FPROP, ("dgrad_gather",)),
@@ -219,7 +221,9 @@ def _choose(
     small = arch is not None and is_launch_bound(problem, question.pass_name, DTYPES[question.precision].itemsize)
     order = ORDER[question.pass_name]
     for name in _LAUNCH_BOUND[question.pass_name] if small else order.get(arch or "host", order["sm_80"]):
-        if name in known and known[name].deterministic:
+        if name in _NOT_IN_CHANNELS_LAST and question.layout == "channels_last":
+            passed_over.append(f"{name}: stores small pieces where channels lie together, so others come first in channels_last")
+        elif name in known and known[name].deterministic:
             instance, reason = _instance_for(known[name], problem, question.precision, arch, limits)
             if instance is not None:
                 return Automatic(known[name], instance, None, small, tuple(passed_over))

@@ -101,6 +101,14 @@ def test_every_named_problem_gets_a_deterministic_kernel_in_an_allowed_instance(
             assert found.kernel.why_not(problem, found.instance, arch) is None
 
 
+def test_channels_last_has_an_order_of_its_own() -> None:
+    patch = LAYERS["patch"]
+    assert choose(on("sm_90a"), "fprop", patch, "bf16").kernel is registry.kernel("fprop_patch_wgmma")
+    found = choose(on("sm_90a"), "fprop", patch, "bf16", "channels_last")
+    assert found.kernel is registry.kernel("fprop_patch_stationary")
+    assert "fprop_patch_wgmma: stores small pieces" in found.passed_over[-1]
+
+
 def test_what_the_order_ends_with_takes_every_problem() -> None:
     odd = Problem(1, 3, 3, (2, 3, 2), (1, 2, 3), (3, 5, 1), (0, 1, 2), dilation=(7, 1, 3))
     for orders in ORDER.values():

@@ -245,12 +245,15 @@ class Bench:
         return self.backend.time(call, self._repeats(once[0]))
 
     def milliseconds_in_turn(self, *calls: Callable[[], object]) -> list[list[float]]:
-        """Return the times of each of several calls, a few of one after a few of the other: a card that grows warm slows all alike."""
+        """Return the times of each of several calls, a few of one after a few of the other: a card that grows warm slows all alike.
+
+        Together they take as long as `milliseconds` for one call: in a longer run the power limit slows a card.
+        """
         once = [self.backend.time(call, 1)[0] for call in calls]
         if max(once) > SLOW_MS:
             return [[elapsed] for elapsed in once]
         found: list[list[float]] = [[] for _ in calls]
-        repeats = self._repeats(max(once))
+        repeats = self._repeats(sum(once))
         for done in range(0, repeats, TURN):
             for times, call in zip(found, calls, strict=True):
                 times += self.backend.time(call, min(TURN, repeats - done))
