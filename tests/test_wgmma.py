@@ -82,6 +82,93 @@ def test_lanes_meet_at_a_wait() -> None:
         product(PRODUCT.replace("  wgmma_wait<0>();\n", "  if (threadIdx.x != 5) wgmma_wait<0>();\n  else __syncwarp();\n"), "tf32")
 
 
+# The same with A as each warp's fragments, of the rows that its 16 rows of D have.
+IN_REGISTERS = PRODUCT.replace("wgmma.cuh", "wgmma_registers.cuh").replace(
+    "  wgmma(d, wgmma_operand(shared_address(a), sizeof a[0]) + 3, wgmma_operand(shared_address(b), sizeof b[0]), 1, 24);\n",
+    """  unsigned fragment[4];
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4 * (4 / sizeof(scalar_t));
+  for (int r = 0; r < 4; ++r) {
+    fragment[r] = *reinterpret_cast<const unsigned*>(&a[r / 2][threadIdx.x / 32 * 16 + g + r % 2 * 8 + 3][t]);
+  }
+  wgmma_registers(d, fragment, wgmma_operand(shared_address(b), sizeof b[0]), 1, 24);
+""",
+)
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "bf16"])
+def test_product_of_registers(dtype: str) -> None:
+    assert IN_REGISTERS != PRODUCT and product(IN_REGISTERS, dtype)
+    assert not product(IN_REGISTERS.replace("r % 2 * 8", "r / 2 * 8"), dtype), "the order of a fragment's registers"
+    assert not product(IN_REGISTERS.replace("  wgmma_wait<0>();\n", ""), dtype), "sums arrive with the wait"
+    early = IN_REGISTERS.replace("  wgmma_commit();\n", "  fragment[2] ^= 0x10000u;\n  wgmma_commit();\n")
+    with pytest.raises(LaunchError, match="registers that a product at .* reads were changed before it ended"):
+        product(early, dtype)
+
+
+# Several tiles a warpgroup, several of columns, stages that go round, channels that fill no chunk, rows that are no whole pieces.
+PATCHES = (
+    *("n2_c40to24_i5x8x12_k2_s2_bias", "n1_c70to10_i3x5x7_k2_s2", "n3_c16to32_i4x4x8_k1x2x2_s1x2x2_bias", "n1_c33to9_i2x9x6_k2_s2_g3"),
+    *("n2_c64to16_i1x16x40_k2_s2", "n1_c24to40_i7x9x10_k3x1x2_s3x1x2_bias"),
+)
+
+
+@pytest.mark.parametrize("dtype", kernels()["fprop_patch_wgmma"].dtypes)
+@pytest.mark.parametrize("tunables", [{}, {"ROWS": 1, "COLUMNS": 32}, {"WARPGROUPS": 1, "COLUMNS": 96, "STAGES": 6}])
+def test_patches(tunables: dict[str, int], dtype: str) -> None:
+    kernel = kernels()["fprop_patch_wgmma"].replace_tunables(**tunables)
+    for problem in map(Problem.parse, PATCHES):
+        for seed in (0, 3, 4):  # contiguous tensors, then drawn layouts
+            outcome = verify(HostBackend(), kernel, problem, dtype, "exact", seed)
+            assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
+
+
+def test_how_patches_are_shared_out() -> None:
+    """As many columns as fit with all their channels, in equal tiles; then a block for each multiprocessor."""
+    kernel = kernels()["fprop_patch_wgmma"]
+    for name, dtype, tile_columns, grid in (
+        ("n2_c320to256_i16_k2_s2", "tf32", 128, 128),  # 16 tiles of 128 columns, 8 streams of voxels
+        ("n1_c512to64_i16_k2_s2", "tf32", 80, 126),  # 2 KiB a column
+        ("n1_c64to32_i64x80x96_k2_s2", "bf16", 128, 132),
+    ):
+        launch = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches[-1]
+        assert (launch.scalars["tile_columns"], launch.grid) == (tile_columns, (grid, 1, 1)), name
+    assert "a kernel of 2 along w" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s3"), "tf32") or "")
+    assert "has no registers" in (kernel.replace_tunables(WARPGROUPS=4).why_not(Problem.parse("n1_c64to32_i8_k2_s2"), "tf32") or "")
+    assert "not for sm_80" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k2_s2"), "tf32", "sm_80") or "")
+
+
+PATCH_MISTAKES = {
+    "stage read before it is there": ("        cp_async_wait<STAGES - 2>();\n", ""),
+    "one stage too few is waited for": ("cp_async_wait<STAGES - 2>()", "cp_async_wait<STAGES - 1>()"),
+    "other lanes' copies not waited for": ("        __syncwarp();  // all lanes' copies have landed", "        //"),
+    "weights not waited for": ("        if (odd == 0 && fresh) mbarrier_wait", "        if (odd == 2) mbarrier_wait"),
+    "weights announced without their bytes": (
+        "mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes))",
+        "mbarrier_arrive(barrier)",
+    ),
+    "fragments overwritten": ("        wgmma_wait<1>();  // the other fragments have been read\n", ""),
+    "sums stored before they are there": ("    fresh = false;\n    wgmma_wait<0>();\n", "    fresh = false;\n"),
+    "sums of the tile before": ("chunk + odd + s > 0", "true"),
+    "rows and columns of a fragment": ("half % 2 * 2 + q % 2", "q % 2 * 2 + half % 2"),
+}
+
+
+@pytest.mark.parametrize("mistake", PATCH_MISTAKES)
+def test_mistakes_in_patches_are_found(mistake: str) -> None:
+    right, wrong = PATCH_MISTAKES[mistake]
+    kernel = kernels()["fprop_patch_wgmma"]
+    assert kernel.source.count(right) == 1
+    trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken")
+    found = []
+    for seed in range(6):
+        try:
+            outcome = verify(HostBackend(), trial, Problem.parse(PATCHES[seed]), "tf32", "exact", seed)
+            found += [] if outcome.ok else [outcome.message]
+        except LaunchError as error:
+            found.append(str(error))
+    assert found, mistake
+
+
 def test_tf32_operands_lose_their_low_bits() -> None:
     kernel = kernels()["fprop_rolling_wgmma"]
     unrounded = kernel.source.replace("high.words[v] = round_to_tf32(values[v]);", "high.words[v] = __float_as_uint(values[v]);")
