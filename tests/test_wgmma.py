@@ -101,7 +101,7 @@ def test_product_of_registers(dtype: str) -> None:
     assert not product(IN_REGISTERS.replace("r % 2 * 8", "r / 2 * 8"), dtype), "the order of a fragment's registers"
     assert not product(IN_REGISTERS.replace("  wgmma_wait<0>();\n", ""), dtype), "sums arrive with the wait"
     early = IN_REGISTERS.replace("  wgmma_commit();\n", "  fragment[2] ^= 0x10000u;\n  wgmma_commit();\n")
-    with pytest.raises(LaunchError, match="registers that a product at .* reads were changed before it ended"):
+    with pytest.raises(LaunchError, match=r"registers that a product at .* reads were changed before it ended"):
         product(early, dtype)
 
 
