@@ -54,7 +54,7 @@ def speed_bars(rows: Sequence[Row]) -> Figure:
         axes.set_yticks(range(len(cases[name])), [literal(case) for case in cases[name]])
         axes.set_ylim(len(cases[name]) - 0.5, -0.5)
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_formatter("{x:.10g}")
         narrow = np.log10(np.divide(*axes.get_xlim()[::-1])) < 2.2  # too few powers of ten to read a bar by
         axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         axes.xaxis.set_minor_formatter("{x:g}" if narrow else NullFormatter())
@@ -99,7 +99,8 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, dtype: str = "fp32") -> Fi
             if own:
                 rates = [row.flop / (row.median_ms or math.inf) / 1e9 for row in own]
                 label = literal(f"{contender} ({name})" if len(passes) > 1 else contender)
-                axes.scatter([r.flop / r.bytes_moved for r in own], rates, 22, color=color, marker=marks[name], alpha=0.85, label=label)
+                where, drawn = [row.flop / row.bytes_moved for row in own], 2 if own[0].is_rival else 3  # kernels over rivals
+                axes.scatter(where, rates, 22, color=color, marker=marks[name], alpha=0.85, label=label, zorder=drawn)
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("useful FLOP / compulsory byte", fontsize=8, color=INK)
     axes.set_ylabel("useful TFLOP/s", fontsize=8, color=INK)
