@@ -144,7 +144,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 // so that whole output rows are written; those of h are columns of work of their own.
 // A position's outputs begin at a multiple of the stride, so that two of them may be one aligned store: residues below `phase_w` are those
 // of the next position. Where taps leave out whole rows or planes the warpgroup that stores the sums of a row fills this row, and those
-// without taps that follow it, with the bias first.
+// without taps that follow it, with the bias first. Rows of an odd length pass through shared memory, so that a warp stores 32 neighbours at once.
 //
 // A block stays on its multiprocessor and walks down columns of the output: whole ones first, then its share of the rest. Two
 // warpgroups multiply; the others feed them. One warp copies stretches of input planes in bulk, a chunk of channels at a time; most
