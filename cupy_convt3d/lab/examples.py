@@ -94,6 +94,7 @@ _DECEPTIVE = {
     "n1_c2to2_i2x2x2_k2x1x2_s2x1x2": (APART + 57,),
     "n1_c2to5_i1x1x2_k1": (APART + 5,),
     "n1_c2to3_i1x1x2_k1": (APART + 15,),
+    "n2_c4to2_i4x1x4_k1_g2": (APART + 7, APART + 16, APART + 25),  # planes, channels, volumes that begin where no vector does
 }
 # Enough tiles for a block to have two, of one chunk of channels, of several, and of several output channels.
 _MANY_TILES = (
@@ -106,6 +107,8 @@ _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
 # What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
 _MODES = {
     "n1_c16to16_i1x1x420_k1_g16": (1,),  # three tiles of a block where channels lie together
+    # two tiles of each of two blocks, in classes that have one tap more along d and h than the stride goes into the kernel
+    "n2_c2to10_i1x199x1_k3x3x1_s2x2x1_g2": (0, 1),
     "n1_c5to5_i1x2x1_k1x3x1_s1x2x1_g5": (0,),  # a block leaves a group of whose weights it used some
     "n1_c2to4_i2x2x1_k1x60x1_p0x30x0_g2": (0,),  # more rows of taps than are kept
     "n1_c2to2_i2x2x3_k1x7x9_s1x2x4_p0x2x3": (0,),  # more taps than are kept, in rows that are too long to be one piece
@@ -120,6 +123,8 @@ _MODES = {
     "n1_c1to1_i1x1x257_k1x1x3_s1x1x2_p0x0x1": (0,),  # one position more than a tile
     "n1_c1to1_i1x2x2_k1x1x2_s1x1x2_p0x0x1_op0x0x2_d1x1x3": (0,),  # outputs further out than any input reaches
     "n2_c2to9_i2x3x5_k1_s2x2x1_bias": (0, 20, APART + 8, APART + 9),  # rows and planes without taps, in every layout
+    "n1_c1to42_i1x2x2_k1_s1x2x1": (0,),  # rows without taps, of several tiles of channels that several warps share
+    "n1_c8to2_i1x1x500_k1x2x1": (0,),  # what follows the last position is not staged, and beyond shared memory
 }
 # Tunables that choose among the tiles of a kernel.
 _TILE_TUNABLES = ("TILE", "VOXELS", "ROWS")
