@@ -124,6 +124,9 @@ _MODES = {
     "n1_c1to1_i1x2x2_k1x1x2_s1x1x2_p0x0x1_op0x0x2_d1x1x3": (0,),  # outputs further out than any input reaches
     "n2_c2to9_i2x3x5_k1_s2x2x1_bias": (0, 20, APART + 8, APART + 9),  # rows and planes without taps, in every layout
     "n1_c1to42_i1x2x2_k1_s1x2x1": (0,),  # rows without taps, of several tiles of channels that several warps share
+    # three rows of taps or two, with columns that are the same in all classes; four taps or three in a row
+    "n1_c1to2_i1x3x1_k1x5x1_s1x2x1_p0x2x0": (0,),
+    "n1_c1to2_i1x1x3_k1x1x10_s1x1x3_p0x0x4": (0,),
     "n1_c8to2_i1x1x500_k1x2x1": (0,),  # what follows the last position is not staged, and beyond shared memory
 }
 # Tunables that choose among the tiles of a kernel.
