@@ -233,7 +233,12 @@ MISTAKES = {
     "sums touched before they are there": ("        fresh = false;\n        wgmma_wait<0>();\n", "        fresh = false;\n"),
     "raw copy never given back": ("              if (kind == RAW_COPY) mbarrier_arrive(raw.empty());", ""),
     "tap offset": ("- static_cast<unsigned>(i) * tap_step", "+ static_cast<unsigned>(i) * tap_step"),
-    "sums stored before all is filled": ("        if (SPECIALIZED(FILLED, filled)) sync_warpgroup(warpgroup);", ""),
+    "sums stored before all is filled": ("          sync_warpgroup(warpgroup);  // each warp has filled", "          //"),
+    "row stored before it is staged": (
+        "                }\n                __syncwarp();\n#pragma unroll\n                for (int c = 0; c < 8; ++c) {",
+        "                }\n#pragma unroll\n                for (int c = 0; c < 8; ++c) {",
+    ),
+    "staged row overwritten": ("                __syncwarp();  // what is staged has been read\n", ""),
     "cut column starts cold": ("segment.first = segment.begin > warm_up ? segment.begin - warm_up : 0;", "segment.first = segment.begin;"),
 }
 
