@@ -87,6 +87,7 @@ shared_bytes = "shared_bytes"
 #ifndef WHOLE_CHUNKS  // set by the problem
 #define WHOLE_CHUNKS 0
 #endif
+static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");
 #if defined(__CUDACC__)
 #define SUMS (WGMMA_TILES * 4)
 #else

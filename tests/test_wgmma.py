@@ -11,7 +11,7 @@ from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.backends.nvrtc import compiler_options, device_source
 from cupy_convt3d.dtypes import DTYPES
-from cupy_convt3d.errors import LaunchError
+from cupy_convt3d.errors import CompileError, LaunchError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.check import _MOST_HOST_THREADS
 from cupy_convt3d.lab.examples import layouts
@@ -135,6 +135,8 @@ def test_how_patches_are_shared_out() -> None:
     assert "a kernel of 2 along w" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s3"), "tf32") or "")
     assert "has no registers" in (kernel.replace_tunables(WARPGROUPS=4).why_not(Problem.parse("n1_c64to32_i8_k2_s2"), "tf32") or "")
     assert "not for sm_80" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k2_s2"), "tf32", "sm_80") or "")
+    with pytest.raises(CompileError, match="stages in pairs"):
+        verify(HostBackend(), kernel.replace_tunables(STAGES=3), Problem.parse(PATCHES[0]), "tf32", "exact", 0)
 
 
 PATCH_MISTAKES = {
