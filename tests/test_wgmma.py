@@ -113,7 +113,9 @@ PATCHES = (
 
 
 @pytest.mark.parametrize("dtype", kernels()["fprop_patch_wgmma"].dtypes)
-@pytest.mark.parametrize("tunables", [{}, {"ROWS": 1, "COLUMNS": 32}, {"WARPGROUPS": 1, "COLUMNS": 96, "STAGES": 6}])
+@pytest.mark.parametrize(
+    "tunables", [{}, {"ROWS": 1, "COLUMNS": 32}, {"ROWS": 1, "COLUMNS": 256}, {"WARPGROUPS": 1, "COLUMNS": 96, "STAGES": 6}]
+)
 def test_patches(tunables: dict[str, int], dtype: str) -> None:
     kernel = kernels()["fprop_patch_wgmma"].replace_tunables(**tunables)
     for problem in map(Problem.parse, PATCHES):

@@ -127,6 +127,7 @@ _MODES = {
     # three rows of taps or two, with columns that are the same in all classes; four taps or three in a row
     "n1_c1to2_i1x3x1_k1x5x1_s1x2x1_p0x2x0": (0,),
     "n1_c1to2_i1x1x3_k1x1x10_s1x1x3_p0x0x4": (0,),
+    "n1_c2to133_i1x1x4_k1x1x2_s1x1x2": (0,),  # columns of a product that no three tiles of eights share out evenly
     "n1_c8to2_i1x1x500_k1x2x1": (0,),  # what follows the last position is not staged, and beyond shared memory
 }
 # Tunables that choose among the tiles of a kernel.
