@@ -67,7 +67,6 @@ shared_bytes = "shared_bytes"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/store_piece.cuh"
 #include "convt3d/wgmma_registers.cuh"
 
 // At most so many (co, t) of a block, a multiple of 8.
