@@ -6,6 +6,7 @@ architectures = ["sm_90a"]
 [search]
 TILES_M = [1, 2]
 CHUNK_CELLS = [2, 4, 6]
+LAY_OUT = [0, 1]
 
 [specialize]
 SLOTS = "slots"
@@ -41,7 +42,7 @@ parts = "1 + split"
 # Columns of a product come in eights: `products` of them for each eight output channels.
 products = "slots * merged_w"
 out_tiles = "ceil_div(out_channels_per_group, 8)"
-cells_launch = "0 if classes_h == 1 and products * out_tiles <= 24 and 4 * parts * products * classes_w * out_tiles <= 144 else 1"
+cells_launch = "0 if LAY_OUT == 0 or classes_h == 1 and products * out_tiles <= 24 and 4 * parts * products * classes_w * out_tiles <= 144 else 1"
 # Rows of an odd length with a stride of 2 are no aligned pairs: they pass through shared memory.
 row_stores = "1 if stride_w == 2 and output_w % 2 == 1 else 0"
 accumulators = "192 if cells_launch and not row_stores else 144"
@@ -149,7 +150,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 // A block stays on its multiprocessor and walks down columns of the output: whole ones first, then its share of the rest. Two
 // warpgroups multiply; the others feed them. One warp copies stretches of input planes in bulk, a chunk of channels at a time; most
 // warps round them and turn them into 16-byte cells [channel / 4][position][channel % 4] (16-bit types: 8 channels, by ldmatrix); where planes
-// cannot be copied in bulk (channels_last, odd sizes) they read the input themselves. An input that is read several times, for
+// cannot be copied in bulk (channels_last, odd sizes) they read the input themselves. Where it pays (LAY_OUT), an input that is read several times, for
 // several tiles of channels or classes of h, is laid out as cells by a launch of its own, and then one warp copies it and none turns
 // it. The last warp copies slabs of packed weights, a tap or a row of taps x one chunk of channels each. If all slabs of a tile fit in
 // shared memory they are copied once, until the block turns to another tile.
@@ -175,6 +176,10 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #endif
 #ifndef PRODUCERS
 #define PRODUCERS 2
+#endif
+// Whether a launch of its own lays out an input that is read several times.
+#ifndef LAY_OUT
+#define LAY_OUT 1
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef SLOTS
@@ -363,10 +368,9 @@ struct Walk {
       unit = (round * blocks + block) * in_column;
       end = unit + in_column;
     } else {
-      const int first = rounds * blocks * in_column;
-      const long long rest = static_cast<long long>(columns - rounds * blocks) * in_column;
-      unit = first + static_cast<int>(rest * block / blocks);
-      end = first + static_cast<int>(rest * (block + 1) / blocks);
+      const int first = rounds * blocks * in_column, rest = (columns - rounds * blocks) * in_column;
+      unit = first + rest / blocks * block + rest % blocks * block / blocks;
+      end = first + rest / blocks * (block + 1) + rest % blocks * (block + 1) / blocks;
     }
     ++round;
     return true;

@@ -131,7 +131,7 @@ _MODES = {
     "n1_c8to2_i1x1x500_k1x2x1": (0,),  # what follows the last position is not staged, and beyond shared memory
 }
 # Tunables that choose among the tiles of a kernel.
-_TILE_TUNABLES = ("TILE", "VOXELS", "ROWS")
+_TILE_TUNABLES = ("TILE", "VOXELS", "ROWS", "LAY_OUT")
 # A kernel that declares no tile for a quantity may have one all the same, of a power of two; a thread may have several voxels.
 _UNKNOWN_TILES = {
     "output_voxels": (5, 9, 17, 33, 65, 129, 511, 513),

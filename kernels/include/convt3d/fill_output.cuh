@@ -2,6 +2,7 @@
 // so they are stored by the block that stores the sums beside them, at about the same time: L2 makes whole sectors of both.
 #pragma once
 
+#include "convt3d/advanced.cuh"
 #include "convt3d/forget_memory.cuh"
 
 // A warp fills `count` neighbours: 16 bytes a lane from the first multiple of 32 elements on, where lines or halves of them begin.
@@ -16,8 +17,14 @@ __device__ inline void fill_run(scalar_t* run, Index count, scalar_t value, int 
   Piece piece;
   for (int i = 0; i < LENGTH; ++i) piece.element[i] = value;
   if (lane < head) run[lane] = value;
-#pragma unroll 4
-  for (Index i = lane; i < pieces; i += 32) reinterpret_cast<Piece*>(run + head)[i] = piece;
+  Piece* at = reinterpret_cast<Piece*>(run + head) + lane;
+#pragma unroll 1
+  for (Index i = lane; i < pieces; i += 128, at += 128) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (i + k * 32 < pieces) at[k * 32] = piece;
+    }
+  }
   if (tail < count) run[tail] = value;
 }
 
@@ -37,18 +44,21 @@ __device__ inline void fill_outputs(const Problem& problem, const scalar_t* bias
   for (Index at = begin, stop; at < end; at = stop) {
     const int h = static_cast<int>(at / width), w = static_cast<int>(at % width);
     stop = joined ? end : at + min(end - at, static_cast<Index>(width - w));
+    scalar_t* plane = output.at(n, first_channel + first_c, max(first_d, 0), h, w);
 #pragma unroll 1
     for (int d = max(first_d, 0); d < min(end_d, problem.output_size[0]); ++d) {
+      scalar_t* run = plane;
 #pragma unroll 1
       for (int c = first_c; c < channels; c += step_c) {
         const scalar_t value = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
-        scalar_t* const run = output.at(n, first_channel + c, d, h, w);
         if (output.stride[4] == 1) {
           fill_run(run, stop - at, value, lane);
         } else {
           for (Index i = first_i; i < stop - at; i += step_i) run[i * output.stride[4]] = value;
         }
+        run = advanced(run, step_c * output.stride[1] * static_cast<index_t>(sizeof(scalar_t)));
       }
+      plane = advanced(plane, output.stride[2] * static_cast<index_t>(sizeof(scalar_t)));
     }
   }
 }
