@@ -109,6 +109,15 @@ def test_channels_last_has_an_order_of_its_own() -> None:
     assert "fprop_patch_wgmma: stores small pieces" in found.passed_over[-1]
 
 
+def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> None:
+    few, odd = Problem(1, 64, 64, (3, 3, 3), (2, 2, 2), (2, 2, 2)), Problem(1, 64, 64, (7, 7, 7), (2, 2, 2), (2, 2, 2))
+    for problem, precision, why in ((few, "tf32", "keeps its weights"), (odd, "bf16", "loads 16-bit volumes")):
+        found = choose(on("sm_90a"), "fprop", problem, precision)
+        assert found.kernel is registry.kernel("fprop_patch_stationary")
+        assert f"fprop_patch_wgmma: {why}" in found.passed_over[-1]
+    assert choose(on("sm_90a"), "fprop", odd, "tf32").kernel is registry.kernel("fprop_patch_wgmma")
+
+
 def test_what_the_order_ends_with_takes_every_problem() -> None:
     odd = Problem(1, 3, 3, (2, 3, 2), (1, 2, 3), (3, 5, 1), (0, 1, 2), dilation=(7, 1, 3))
     for orders in ORDER.values():
