@@ -83,7 +83,11 @@ shared_bytes = "shared_bytes"
 #ifndef WARPGROUPS
 #define WARPGROUPS 2
 #endif
-#ifndef WHOLE_CHUNKS  // set by the problem
+// Set by the problem; these are for a look at the compiler's output.
+#ifndef WGMMA_TILES
+#define WGMMA_TILES 16
+#endif
+#ifndef WHOLE_CHUNKS
 #define WHOLE_CHUNKS 0
 #endif
 static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");

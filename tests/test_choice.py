@@ -110,7 +110,7 @@ def test_channels_last_has_an_order_of_its_own() -> None:
 
 
 def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> None:
-    few, odd = Problem(1, 64, 64, (3, 3, 3), (2, 2, 2), (2, 2, 2)), Problem(1, 64, 64, (7, 7, 7), (2, 2, 2), (2, 2, 2))
+    few, odd = Problem(1, 128, 128, (3, 3, 3), (2, 2, 2), (2, 2, 2)), Problem(1, 64, 64, (7, 7, 7), (2, 2, 2), (2, 2, 2))
     for problem, precision, why in ((few, "tf32", "keeps its weights"), (odd, "bf16", "loads 16-bit volumes")):
         found = choose(on("sm_90a"), "fprop", problem, precision)
         assert found.kernel is registry.kernel("fprop_patch_stationary")
