@@ -2,8 +2,9 @@
 
     python benchmarks/update_readme.py [RESULTS.json ...]
 
-A results file is what `convt3d bench --out` wrote on a GPU (a `report.json` will do). Each precision is shown from the newest file
-that has it, all of them from one device: that of the newest file. Where there is no such file, nothing is changed.
+A results file is what `convt3d bench --out` wrote on a GPU (a `report.json` will do). Each precision of a device is shown from the
+newest file that has it: problem by problem of the device with the most rows, of others the means. Where there is no such file,
+nothing is changed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,12 +38,19 @@ class Shown:
     source: str
 
     @property
+    def device(self) -> str:
+        return str(self.data["machine"]["device"])
+
+    @property
     def ceilings(self) -> Ceilings | None:
         return None if self.data["ceilings"] is None else Ceilings(**self.data["ceilings"])
 
 
 def load(paths: Iterable[Path], root: Path) -> list[Shown]:
-    """Return what is to be shown, precision by precision; host results are skipped, they are no speed to show."""
+    """Return what is to be shown, the device with the most rows first, precision by precision.
+
+    Host results are skipped, they are no speed to show.
+    """
     files = []
     for path in paths:
         data = json.loads(path.read_text())
@@ -49,30 +58,34 @@ def load(paths: Iterable[Path], root: Path) -> list[Shown]:
             resolved = path.resolve()
             files.append((data, str(resolved.relative_to(root)) if resolved.is_relative_to(root) else path.name))
     files.sort(key=lambda file: file[0]["created"], reverse=True)
-    shown: dict[str, Shown] = {}
+    shown: dict[tuple[str, str], Shown] = {}
     for data, source in files:
-        if data["machine"]["device"] != files[0][0]["machine"]["device"]:
-            continue
         rows = rows_of(data)
         for dtype in dict.fromkeys(row.dtype for row in rows):
-            shown.setdefault(dtype, Shown(dtype, [row for row in rows if row.dtype == dtype], data, source))
+            one = Shown(dtype, [row for row in rows if row.dtype == dtype], data, source)
+            shown.setdefault((one.device, dtype), one)
     order = ("fp32", "tf32x3", "tf32", "bf16", "fp16", "fp64")
-    return sorted(shown.values(), key=lambda one: order.index(one.dtype))
+    measured = Counter({device: 0 for device, _ in shown})
+    for one in shown.values():
+        measured[one.device] += len(one.rows)
+    return sorted(shown.values(), key=lambda one: (-measured[one.device], one.device, order.index(one.dtype)))
 
 
 def section(shown: Sequence[Shown], pictures: bool = True) -> str:
     """Return the Markdown that stands between the markers."""
+    others = [one for one in shown if one.device != shown[0].device]
+    shown = [one for one in shown if one.device == shown[0].device]
     lines = [
         f"{shown[0].data['machine']['device']}. Medians in ms, the L2 flushed before each call; torch with `cudnn.benchmark` in the "
         "same run and precision (tf32x3 against cuDNN's fp32). Kernels get NCDHW tensors; cuDNN's better layout is the quicker of "
         "NCDHW and channels_last_3d, its tensors already in it. floor = the larger of FLOP and bytes over the ceilings measured in "
         "the same run. The packed weight is kept from call to call; in brackets with packing in the time. Geometric means, fprop, "
         "over the eleven problems of the suite `core`:",
-        "",
-        "| precision | against cuDNN, NCDHW | against its better layout | share of floors >= 0.02 ms | all problems, better layout |",
-        "|---|---|---|---|---|",
+        *_table_of_means(shown),
     ]
-    lines += [_means(one) for one in shown]
+    for device in dict.fromkeys(one.device for one in others):
+        own = [one for one in others if one.device == device]
+        lines += ["", f"The same on {device}. {_origin(own[0])}", *_table_of_means(own)]
     for one in shown:
         lines += ["", f"<details><summary>{NAMES.get(one.dtype, one.dtype)}: every problem</summary>", "", _origin(one), ""]
         if pictures:
@@ -80,6 +93,12 @@ def section(shown: Sequence[Shown], pictures: bool = True) -> str:
                 lines += [f"![{kind}, {one.dtype}]({PLOTS.as_posix()}/{kind}-{one.dtype}.png)", ""]
         lines += [*_table(one), "", "</details>"]
     return "\n".join(lines)
+
+
+def _table_of_means(shown: Sequence[Shown]) -> list[str]:
+    problems = max(len({row.case for row in one.rows}) for one in shown)
+    heads = f"| precision | against cuDNN, NCDHW | against its better layout | share of floors >= 0.02 ms | all {problems}, better layout |"
+    return ["", heads, "|---|---|---|---|---|", *map(_means, shown)]
 
 
 def _means(one: Shown) -> str:
@@ -197,7 +216,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         print(error, file=sys.stderr)
         return 1
     for one in shown:
-        draw(one, root / PLOTS)
+        if one.device == shown[0].device:
+            draw(one, root / PLOTS)
     print(f"README's results written: {', '.join(f'{one.dtype} from {one.source}' for one in shown)}")
     return 0
 
