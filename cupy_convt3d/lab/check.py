@@ -275,7 +275,7 @@ class _Search:
         self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
         for problem in far_problems(self.kernel.pass_name):
             patch = replace(problem, stride=problem.kernel_size)
-            pairs = (1, math.prod(problem.kernel_size) // 2, 2)
+            pairs = (1, max(1, math.prod(problem.kernel_size) // 2), 2)
             near = (problem, patch, replace(problem, kernel_size=pairs, stride=pairs))
             if (accepted := next((one for one in near if self.accepts(one, dtype)), None)) is not None:
                 message = self.run(accepted, dtype, FAR, 0).message

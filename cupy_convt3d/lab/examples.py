@@ -162,8 +162,8 @@ class Example:
 def configurations(kernel: Kernel) -> list[Kernel]:
     """Return the kernel, and with it the same as tiny problems would not meet it.
 
-    That is with short splits, where its own are too long for two of them; with low limits and a high one; and with each tile that a tunable
-    forces, where a tiny problem gets the smallest.
+    That is with short splits, where its own are too long for two of them; with low limits and a high one; and with each tile that
+    a tunable forces, where a tiny problem gets the smallest.
     """
     found = [kernel]
     if kernel.tunables.get("SPLIT_VOXELS", 0) > _LARGEST_TILE:
