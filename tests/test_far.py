@@ -10,7 +10,7 @@ from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.kernel import ARCHITECTURES, Kernel
 from cupy_convt3d.lab.examples import fitting
-from cupy_convt3d.lab.far import APART_LAYOUTS, FAR, apart_problem, far_problems, verify_far, with_copies
+from cupy_convt3d.lab.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems, verify_far, with_copies
 from cupy_convt3d.lab.worker import Worker
 from cupy_convt3d.registry import kernel, kernels
 
@@ -41,11 +41,14 @@ def test_far_problems_are_far_and_their_copies_near(pass_name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, known in kernels().items() if not known.is_persistent])
 def test_shipped_kernels_pass_strides_past_2_to_the_32(name: str) -> None:
     dtype = min(kernel(name).dtypes, key=lambda known: DTYPES[known].itemsize)
-    problem = fitting(kernel(name), apart_problem(), dtype)
-    assert problem is not None
-    for seed in range(APART_LAYOUTS):
-        outcome = verify_far(BACKEND, kernel(name), problem, dtype, seed)
-        assert outcome.ok and not outcome.message, outcome.message
+    for near in (apart_problem(), apart_vectors()):
+        problem = fitting(kernel(name), near, dtype)
+        if problem is None:
+            assert (name, near) == ("fprop_depthwise", apart_vectors())  # a multiplier of 8
+            continue
+        for seed in range(APART_LAYOUTS):
+            outcome = verify_far(BACKEND, kernel(name), problem, dtype, seed)
+            assert outcome.ok and not outcome.message, outcome.message
 
 
 def test_a_32_bit_stride_is_found() -> None:

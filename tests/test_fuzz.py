@@ -249,6 +249,8 @@ def test_the_ways_that_tiny_problems_do_not_take_are_configurations() -> None:
     assert tile == [{}, *({"TILE": n} for n in (1, 2, 3, 4, 5))]
     low = [c.changed_tunables for c in configurations(kernel("fprop_implicit_gemm_mma"))]
     assert low == [{}, {"MAX_HALO": 4}, {"STAGE_TAPS": 2}]
+    high = [c.changed_tunables for c in configurations(kernel("fprop_patch_wgmma"))]
+    assert high == [{}, {"COLUMNS": 256}, {"ROWS": 1}]
 
 
 def test_the_layouts_of_the_larger_problems() -> None:

@@ -24,7 +24,7 @@ from ..source import Instance
 from . import strategies
 from .check_report import CheckReport, Counterexample
 from .examples import Example, combinations, configurations, fitting, is_forced, layouts, reproduce, tails, tiles, variants
-from .far import APART_LAYOUTS, FAR, apart_problem, far_problems
+from .far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems
 from .shrink import shrink_example
 from .tensors import KINDS
 from .verify import Outcome
@@ -275,11 +275,13 @@ class _Search:
         self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
         for problem in far_problems(self.kernel.pass_name):
             patch = replace(problem, stride=problem.kernel_size)
-            problem = problem if self.accepts(problem, dtype) else patch
-            if self.accepts(problem, dtype):
-                message = self.run(problem, dtype, FAR, 0).message
+            pairs = (1, max(1, math.prod(problem.kernel_size) // 2), 2)
+            near = (problem, patch, replace(problem, kernel_size=pairs, stride=pairs))
+            if (accepted := next((one for one in near if self.accepts(one, dtype)), None)) is not None:
+                message = self.run(accepted, dtype, FAR, 0).message
                 self.skipped.update([message] if message else [])
-        if (apart := fitting(self.kernel, apart_problem(), dtype)) is not None:
+        fits = [fitting(self.kernel, problem, dtype) for problem in (apart_problem(), apart_vectors())]
+        for apart in filter(None, fits):
             for seed in range(APART_LAYOUTS):
                 message = self.run(apart, dtype, FAR, seed).message
                 self.skipped.update([message] if message else [])

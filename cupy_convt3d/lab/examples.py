@@ -128,8 +128,13 @@ _MODES = {
     "n1_c1to2_i1x3x1_k1x5x1_s1x2x1_p0x2x0": (0,),
     "n1_c1to2_i1x1x3_k1x1x10_s1x1x3_p0x0x4": (0,),
     "n1_c2to133_i1x1x4_k1x1x2_s1x1x2": (0,),  # columns of a product that no three tiles of eights share out evenly
+    "n1_c2to11_i1x1x4_k1x1x2_s1x1x2": (0,),  # a last tile of 8 output channels that is not full, where rows have a stride
+    # several chunks of channels, read as vectors of voxels and of channels, by all warps of two groups of 128 voxels
+    "n1_c72to2_i1x1x136_k1x1x2_s1x1x2": (0, 1),
     "n1_c8to2_i1x1x500_k1x2x1": (0,),  # what follows the last position is not staged, and beyond shared memory
 }
+# A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
+_HIGH_LIMITS = {"COLUMNS": 256}
 # Tunables that choose among the tiles of a kernel.
 _TILE_TUNABLES = ("TILE", "VOXELS", "ROWS", "LAY_OUT")
 # A kernel that declares no tile for a quantity may have one all the same, of a power of two; a thread may have several voxels.
@@ -157,13 +162,14 @@ class Example:
 def configurations(kernel: Kernel) -> list[Kernel]:
     """Return the kernel, and with it the same as tiny problems would not meet it.
 
-    That is with short splits, where its own are too long for two of them; with low limits; and with each tile that a tunable
-    forces, where a tiny problem gets the smallest.
+    That is with short splits, where its own are too long for two of them; with low limits and a high one; and with each tile that
+    a tunable forces, where a tiny problem gets the smallest.
     """
     found = [kernel]
     if kernel.tunables.get("SPLIT_VOXELS", 0) > _LARGEST_TILE:
         found.append(kernel.replace_tunables(**{name: n for name, n in _SHORT_SPLITS.items() if name in kernel.tunables}))
-    found += [kernel.replace_tunables(**{name: n}) for name, n in _LOW_LIMITS.items() if name in kernel.tunables]
+    limits = {**_LOW_LIMITS, **_HIGH_LIMITS}
+    found += [kernel.replace_tunables(**{name: n}) for name, n in limits.items() if name in kernel.tunables]
     for name in _TILE_TUNABLES:
         found += [kernel.replace_tunables(**{name: n}) for n in kernel.search.get(name, ()) if n != kernel.tunables[name]]
     return found
@@ -171,7 +177,7 @@ def configurations(kernel: Kernel) -> list[Kernel]:
 
 def is_forced(kernel: Kernel) -> bool:
     """Return whether it is a configuration for a way that tiny problems do not take: it gets fewer of them than the shipped one."""
-    return not kernel.changed_tunables.keys().isdisjoint((*_TILE_TUNABLES, *_LOW_LIMITS))
+    return not kernel.changed_tunables.keys().isdisjoint((*_TILE_TUNABLES, *_LOW_LIMITS, *_HIGH_LIMITS))
 
 
 def tiles(kernel: Kernel) -> dict[str, int]:
@@ -205,7 +211,7 @@ def layouts(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
     forced = is_forced(kernel)
     chosen: list[tuple[tuple[str, ...], tuple[int, ...]]] = [(_VECTORS, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS)]
     chosen += [] if forced else [((name,), seeds) for name, seeds in _MODES.items()]
-    if kernel.changed_tunables.keys().isdisjoint(_TILE_TUNABLES):
+    if kernel.changed_tunables.keys().isdisjoint((*_TILE_TUNABLES, *_HIGH_LIMITS)):
         chosen.append((_COMBINED, _LAYOUT_SEEDS[1:3] if forced else _LAYOUT_SEEDS))
     if "MAX_HALO" in kernel.changed_tunables:
         chosen.append((_MANY_ROWS, _LAYOUT_SEEDS[:1]))

@@ -64,6 +64,11 @@ def apart_problem() -> Problem:
     return Problem(1, 2, 2, (2, 2, 3), (2, 2, 2), (1, 1, 2), (0, 0, 1))
 
 
+def apart_vectors() -> Problem:
+    """Return another one, of which rows and channels are read as vectors where they lie together."""
+    return Problem(1, 16, 8, (2, 2, 8), (1, 2, 2), (1, 2, 2), (0, 0, 1))
+
+
 def with_copies(problem: Problem, copies: int) -> Problem:
     """Return the near problem of a far one, that many times (of a deep one that many slices of each volume)."""
     largest = max(problem.batch, problem.groups, problem.input_size[0])
