@@ -29,15 +29,16 @@ __global__ void plain(const float* input, float* output) {
 
 
 def instances(kernel: Kernel) -> list[Instance]:
-    """One for each dtype; of a kernel specialized by problem, those of four named problems, or of the first four that it can do."""
+    """One for each dtype; of a kernel specialized by problem those of four named problems, or of the first four that it can do, and
+    what `attributes` are asked of: its first dtype without a problem."""
     if not kernel.specialize:
         return [Instance(kernel, dtype) for dtype in kernel.dtypes]
-    found = []
+    found = [Instance(kernel, kernel.dtypes[0])]
     for dtype in kernel.dtypes:
         able = {name: p for name, p in suite("named").items() if kernel.why_not(p, dtype) is None}
         chosen = [able[name] for name in ("kb58", "kb61", "gan_4s2p1", "vae_3s2") if name in able] or list(able.values())[:4]
+        assert chosen
         found += [Instance(kernel, dtype, kernel.plan(p, dtype).specialization) for p in chosen]
-    assert found
     return found
 
 
