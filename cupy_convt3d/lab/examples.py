@@ -95,6 +95,11 @@ _DECEPTIVE = {
     "n1_c2to5_i1x1x2_k1": (APART + 5,),
     "n1_c2to3_i1x1x2_k1": (APART + 15,),
     "n2_c4to2_i4x1x4_k1_g2": (APART + 7, APART + 16, APART + 25),  # planes, channels, volumes that begin where no vector does
+    "n1_c2to14_i1_k2x1x2_s2x1x2": (APART + 42, APART + 43),  # a weight's planes, or rows, with a gap of one tap
+    "n1_c1to1_i1_k2x1x2_s2x1x2": (12418,),  # taps two apart; the one channel's stride is that of taps side by side
+    # a second volume that begins at a multiple of 6 elements, not of 4 or 8: where 6 is asked for in their place, one address
+    # in three shows it, so there are several layouts; and two taps, no whole vector, that begin where one does
+    "n2_c1to1_i1x1x128_k1x1x2_s1x1x2": tuple(range(APART + 45, APART + 49)),
 }
 # Enough tiles for a block to have two, of one chunk of channels, of several, and of several output channels.
 _MANY_TILES = (
@@ -132,6 +137,8 @@ _MODES = {
     # several chunks of channels, read as vectors of voxels and of channels, by all warps of two groups of 128 voxels
     "n1_c72to2_i1x1x136_k1x1x2_s1x1x2": (0, 1),
     "n1_c8to2_i1x1x500_k1x2x1": (0,),  # what follows the last position is not staged, and beyond shared memory
+    # two warps with as many channels as they can keep, the last ones half of a product's; voxels lie together, and channels do
+    "n1_c124to2_i1x1x40_k1x1x2_s1x1x2": (0, 1),
 }
 # A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
 _HIGH_LIMITS = {"COLUMNS": 256}
