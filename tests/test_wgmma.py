@@ -146,6 +146,7 @@ PATCH_MISTAKES = {
     "one stage too few is waited for": ("cp_async_wait<STAGES - 2>()", "cp_async_wait<STAGES - 1>()"),
     "other lanes' copies not waited for": ("        __syncwarp();  // all lanes' copies have landed", "        //"),
     "weights not waited for": ("        if (odd == 0 && fresh) mbarrier_wait", "        if (odd == 2) mbarrier_wait"),
+    "weights waited for after their first products": ("if (odd == 0 && fresh) mbarrier_wait", "if (odd == 1 && fresh) mbarrier_wait"),
     "weights announced without their bytes": (
         "mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes))",
         "mbarrier_arrive(barrier)",

@@ -133,6 +133,9 @@ _MODES = {
     "n1_c1to2_i1x3x1_k1x5x1_s1x2x1_p0x2x0": (0,),
     "n1_c1to2_i1x1x3_k1x1x10_s1x1x3_p0x0x4": (0,),
     "n1_c2to133_i1x1x4_k1x1x2_s1x1x2": (0,),  # columns of a product that no three tiles of eights share out evenly
+    # channels that lie together: two taps beside as many columns as eight taps have, and columns that are no whole runs of channels
+    "n1_c2to32_i1x1x4_k1x1x2_s1x1x2": (1,),
+    "n1_c2to40_i1x1x2_k2_s2": (1,),
     "n1_c2to11_i1x1x4_k1x1x2_s1x1x2": (0,),  # a last tile of 8 output channels that is not full, where rows have a stride
     # several chunks of channels, read as vectors of voxels and of channels, by all warps of two groups of 128 voxels
     "n1_c72to2_i1x1x136_k1x1x2_s1x1x2": (0, 1),

@@ -85,15 +85,33 @@ inline void multiply(const PendingProduct& product) {
   }
 }
 
+// A product may begin at once, so the bulk copies that write its operand must have been waited for.
+CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, int rows, Site site) {
+  const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4,
+               bytes = static_cast<size_t>(rows) * 16;
+  for (unsigned i = 0; copy_queue.block_serial == state.block_serial && i < copy_queue.count; ++i) {
+    const PendingCopy& copy = copy_queue.copies[i];
+    const size_t begin = static_cast<size_t>(static_cast<char*>(copy.target) - state.arena), end = begin + copy.bytes;
+    for (const size_t cells : {start, start + k_step}) {
+      if (cells >= end || cells + bytes <= begin) continue;
+      describe_failure("wgmma at %s:%d reads shared memory that a bulk copy writes, which nobody has waited for", site.file,
+                       site.line);
+      abandon_block();
+    }
+  }
+}
+
 // Take a place in the queue.
-CONVT3D_RUNTIME inline PendingProduct& queue_product(float* d, unsigned a, unsigned b, bool accumulate, int columns) {
+CONVT3D_RUNTIME inline PendingProduct& queue_product(float* d, unsigned a, unsigned b, bool accumulate, int columns,
+                                                     Site site) {
   ProductQueue& queue = product_queue();
+  require_landed(b, columns, site);
   if (queue.count == sizeof queue.products / sizeof *queue.products) {
     describe_failure("more than %u wgmma without a wait", queue.count);
     abandon_block();
   }
   PendingProduct& product = queue.products[queue.count++];
-  product = {a, b, d, columns, accumulate, queue.committed, nullptr, {}, {}, {}};
+  product = {a, b, d, columns, accumulate, queue.committed, nullptr, {}, {}, site};
   return product;
 }
 
@@ -120,17 +138,18 @@ CONVT3D_RUNTIME inline void combine_rows(void* const (&slots)[warp_threads]) {
 
 }  // namespace convt3d_host
 
-CONVT3D_RUNTIME inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns) {
-  convt3d_host::queue_product(d, a, b, accumulate != 0, columns);
+CONVT3D_RUNTIME inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns, CONVT3D_HERE) {
+  const convt3d_host::Site site = {file, line, "wgmma"};
+  convt3d_host::require_landed(a, 64, site);
+  convt3d_host::queue_product(d, a, b, accumulate != 0, columns, site);
 }
 
 CONVT3D_RUNTIME inline void wgmma_registers(float* d, const unsigned (&a)[4], unsigned b, unsigned accumulate, int columns,
                                             CONVT3D_HERE) {
   using namespace convt3d_host;
-  PendingProduct& product = queue_product(d, 0, b, accumulate != 0, columns);
+  PendingProduct& product = queue_product(d, 0, b, accumulate != 0, columns, {file, line, "wgmma_registers"});
   product.registers = a;
   memcpy(product.held, a, sizeof product.held);
-  product.site = {file, line, "wgmma_registers"};
   warp_collective(0xffffffffu, &product, combine_rows, product.site);
 }
 
