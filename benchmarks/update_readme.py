@@ -65,7 +65,7 @@ def load(paths: Iterable[Path], root: Path) -> list[Shown]:
             one = Shown(dtype, [row for row in rows if row.dtype == dtype], data, source)
             shown.setdefault((one.device, dtype), one)
     order = ("fp32", "tf32x3", "tf32", "bf16", "fp16", "fp64")
-    measured = Counter({device: 0 for device, _ in shown})
+    measured: Counter[str] = Counter()
     for one in shown.values():
         measured[one.device] += len(one.rows)
     return sorted(shown.values(), key=lambda one: (-measured[one.device], one.device, order.index(one.dtype)))
@@ -76,7 +76,7 @@ def section(shown: Sequence[Shown], pictures: bool = True) -> str:
     others = [one for one in shown if one.device != shown[0].device]
     shown = [one for one in shown if one.device == shown[0].device]
     lines = [
-        f"{shown[0].data['machine']['device']}. Medians in ms, the L2 flushed before each call; torch with `cudnn.benchmark` in the "
+        f"{shown[0].device}. Medians in ms, the L2 flushed before each call; torch with `cudnn.benchmark` in the "
         "same run and precision (tf32x3 against cuDNN's fp32). Kernels get NCDHW tensors; cuDNN's better layout is the quicker of "
         "NCDHW and channels_last_3d, its tensors already in it. floor = the larger of FLOP and bytes over the ceilings measured in "
         "the same run. The packed weight is kept from call to call; in brackets with packing in the time. Geometric means, fprop, "
@@ -134,7 +134,7 @@ def _origin(one: Shown) -> str:
     )
     if one.ceilings is not None:
         rate = one.ceilings.gemm_flop_per_s.get(one.dtype)
-        gemm = "" if rate is None else f", GEMM {rate / 1e12:.1f} TFLOP/s" + " (a third of TF32's)" * (one.dtype == "tf32x3")
+        gemm = "" if rate is None else f", {one.dtype} GEMM {rate / 1e12:.1f} TFLOP/s" + " (a third of TF32's)" * (one.dtype == "tf32x3")
         text += f" Ceilings: copy {one.ceilings.copy_bytes_per_s / 1e12:.2f} TB/s{gemm}."
     return text
 

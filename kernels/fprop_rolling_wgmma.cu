@@ -150,9 +150,9 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 // A block stays on its multiprocessor and walks down columns of the output: whole ones first, then its share of the rest. Two
 // warpgroups multiply; the others feed them. One warp copies stretches of input planes in bulk, a chunk of channels at a time; most
 // warps round them and turn them into 16-byte cells [channel / 4][position][channel % 4] (16-bit types: 8 channels, by ldmatrix); where planes
-// cannot be copied in bulk (channels_last, odd sizes) they read the input themselves. Where it pays (LAY_OUT), an input that is read several times, for
-// several tiles of channels or classes of h, is laid out as cells by a launch of its own, and then one warp copies it and none turns
-// it. The last warp copies slabs of packed weights, a tap or a row of taps x one chunk of channels each. If all slabs of a tile fit in
+// cannot be copied in bulk (channels_last, odd sizes) they read the input themselves. Where it pays (LAY_OUT), an input that is read
+// several times, for several tiles of channels or classes of h, is laid out as cells by a launch of its own, and then one warp copies
+// it and none turns it. The last warp copies slabs of packed weights, a tap or a row of taps x one chunk of channels each. If all slabs of a tile fit in
 // shared memory they are copied once, until the block turns to another tile.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"

@@ -65,7 +65,7 @@ def apart_problem() -> Problem:
 
 
 def apart_vectors() -> Problem:
-    """Return another one, of which rows and channels are read as vectors where they lie together."""
+    """Return another such problem, large enough for rows and channels to be read as vectors where they lie together."""
     return Problem(1, 16, 8, (2, 2, 8), (1, 2, 2), (1, 2, 2), (0, 0, 1))
 
 
