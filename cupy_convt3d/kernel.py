@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -406,7 +407,8 @@ def _parameter(fail: Any, symbol: str, text: str, tensors: tuple[str, ...], scal
     return Parameter(name, "scalar", SCALARS[kind])
 
 
-def _defaults(source: str) -> dict[str, int]:
+@lru_cache(maxsize=64)
+def _defaults(source: str) -> Mapping[str, int]:
     return {m["name"]: int(m["value"]) for m in _TUNABLE.finditer(source)}
 
 

@@ -33,6 +33,16 @@ SANITIZERS = {
 }
 _FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
 _UNOPTIMIZED = ("-O0", "-g0")  # come after the others and win
+# What the kernel's own code calls is optimized all the same, and once: products of the tensor cores take longest.
+_EVERY_KERNELS = """\
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+#include "convt3d/host/runtime.h"
+#include "convt3d/host/mma.h"
+#include "convt3d/host/wgmma.h"
+#pragma GCC pop_options
+#include "convt3d.cuh"
+"""
 _LOCK = threading.Lock()  # ctypes releases the GIL, and the fiber runtime has one launch at a time
 
 
@@ -236,14 +246,14 @@ def _precompiled(dtype: str, flags: Sequence[str]) -> Path:
     """Return a header with all that every kernel includes; the compiler finds its precompiled form beside it."""
     path, digest = compiler(), header_digest()
     define = f"-DCONVT3D_{dtype.upper()}"
-    key = hashlib.sha256("\0".join((path, _compiler_version(path), digest, define, *flags)).encode()).hexdigest()[:32]
+    key = hashlib.sha256("\0".join((path, _compiler_version(path), digest, define, _EVERY_KERNELS, *flags)).encode()).hexdigest()[:32]
     folder = cache.cache_directory() / f"headers-{key}"
     header = folder / "all.h"
     if not header.exists():
         includes = [f"-I{include_directory()}", f"-I{include_directory() / 'convt3d/host/shim'}"]
         with tempfile.TemporaryDirectory(dir=cache.cache_directory()) as temporary:
             draft = Path(temporary) / "all.h"
-            draft.write_text('#include "convt3d/host/runtime.h"\n#include "convt3d.cuh"\n')
+            draft.write_text(_EVERY_KERNELS)
             command = [path, *flags, define, *includes, "-x", "c++-header", str(draft), "-o", f"{draft}.gch"]
             subprocess.run(command, capture_output=True, check=False)  # without it the header itself is taken
             with contextlib.suppress(OSError):  # somebody else was first

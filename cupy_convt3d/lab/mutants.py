@@ -197,7 +197,8 @@ class _Judge:
                 if not differing:
                     return Verdict(mutant, "equivalent", _SAME_CODE)
                 sanitizer = "thread" if mutant.operator == "barrier" else "address"
-                failed = self.kill(changed, dtypes[0]) or self.watch(changed, differing, sanitizer)
+                wide_and_narrow = dict.fromkeys((differing[0], differing[-1]))
+                failed = self.kill(changed, dtypes[0]) or self.watch(changed, list(wide_and_narrow), sanitizer)
         except (KernelError, CompileError) as error:
             return Verdict(mutant, "invalid", str(error).strip().splitlines()[-1])
         if failed is None:
@@ -248,10 +249,10 @@ class _Judge:
                     return replace(killer, kernel=same), outcome
         return None
 
-    def watch(self, changed: Kernel, dtypes: Sequence[str], sanitizer: str) -> tuple[Example, Outcome] | None:
+    def watch(self, changed: Kernel, dtypes: list[str], sanitizer: str) -> tuple[Example, Outcome] | None:
         """As `kill`: what lies past a local array, or what a barrier orders, may come out right all the same."""
         with Worker(changed, "host", sanitizer, 10 * _TIME_LIMIT_S, self.cache, optimize=False) as watched:
-            return first_failure(watched, changed, examples=0, dtypes=list(dtypes), kinds=_EXACT)
+            return first_failure(watched, changed, examples=0, dtypes=dtypes, kinds=_EXACT)
 
     def code(self, dtype: str) -> bytes:
         """Return the right kernel's machine code."""

@@ -15,10 +15,27 @@ typedef float operand_t;
 #endif
 constexpr int operand_k = 32 / static_cast<int>(sizeof(operand_t));
 
-inline float operand_value(float value) { return __uint_as_float(__float_as_uint(value) & 0xffffe000u); }  // as TF32 is read
-template <class T>
-inline float operand_value(T value) {
-  return to_accum(value);
+// What an element is read as: TF32 without its low bits, 16 bits by a table, for to_accum is much of a product's time.
+struct OperandValues {
+  float of[sizeof(operand_t) == 2 ? 65536 : 1];
+  OperandValues() {
+    operand_t element{};
+    for (unsigned bits = 0; sizeof element == 2 && bits < 65536; ++bits) {
+      memcpy(&element, &bits, sizeof element);
+      of[bits] = to_accum(element);
+    }
+  }
+};
+inline const OperandValues operand_values;
+
+__forceinline__ float operand_value(const operand_t& element) {
+  unsigned bits = 0;
+  memcpy(&bits, &element, sizeof element);
+  if (sizeof(operand_t) == 2) return operand_values.of[bits];
+  bits &= 0xffffe000u;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 struct PendingProduct {
@@ -43,7 +60,10 @@ inline ProductQueue product_queues[max_threads]{};
 
 CONVT3D_RUNTIME inline ProductQueue& product_queue() {
   ProductQueue& queue = product_queues[current - state.threads];
-  if (queue.block_serial != state.block_serial) queue = {state.block_serial, 0, 0, {}};
+  if (queue.block_serial != state.block_serial) {
+    queue.block_serial = state.block_serial;
+    queue.committed = queue.count = 0;
+  }
   return queue;
 }
 
