@@ -96,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     tune = commands.add_parser("tune", help="search kernels' configurations, and keep the best for algorithm='auto'")
     _add_measured(tune)
     tune.add_argument("--again", action="store_true", help="search what the database has, too")
+    tune.add_argument(
+        "--known-only", action="store_true", help="time the defaults and what is known of other devices and layouts; search nothing"
+    )
     tune.add_argument("--out", type=Path, metavar="FILE.json", help="the database (default: your own, where 'auto' looks)")
     tune.set_defaults(command=_tune)
 
@@ -344,6 +347,7 @@ def _tune(options: argparse.Namespace) -> int:
             precisions=options.precision,
             layouts=options.layout,
             again=options.again,
+            known_only=options.known_only,
             progress=progress,
         )
     print(f"Written: {path}")

@@ -236,6 +236,23 @@ def test_tuning_keeps_the_quickest_right_configuration_and_goes_on_where_it_ende
     assert len(fake.timed) == 5
 
 
+def test_a_search_begins_at_what_is_known_of_other_devices(tmp_path: Path, fake: type[FakeContest]) -> None:
+    path, problem = tmp_path / "t.json", Problem(1, 1, 2, 2, 2)
+    tiled = Kernel.from_source(TILED, "tiled")
+
+    def elsewhere(device: str, instance: str, **tunables: int) -> Entry:
+        return Entry(device, "fprop", str(problem), instance, "ncdhw", "tiled", "an older one", instance, tunables, 1.0, 1.0)
+
+    Database([elsewhere("one", "fp32", TILE=8, GONE=1), elsewhere("two", "tf32", TILE=5), elsewhere("three", "fp16", TILE=24)]).save(path)
+    bench, told = Bench(HostBackend(), budget_ms=1.0), list[str]()
+    tune(bench, {"small": problem}, {"tiled": tiled}, path, tell=told.append, known_only=True)
+    assert fake.timed == ["tiled 4", "tiled 8"], "5 is no value of TILE any more, fp16 has another size"
+    assert "tiled [fp32] 2 ms (2 tried; default 3 ms): TILE=8" in told[0]
+    fake.timed.clear()
+    tune(bench, {"small": problem}, {"tiled": tiled}, path, tell=told.append, again=True)
+    assert fake.timed == ["tiled 4", "tiled 8", "tiled 16", "tiled 24"], "the search goes on from there"
+
+
 def test_a_kernel_far_behind_is_not_searched(tmp_path: Path, fake: type[FakeContest], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "HOPELESS", 1.1)
     kernels = {"tiled": Kernel.from_source(TILED, "tiled"), "fprop_gather": registry.kernel("fprop_gather")}

@@ -11,10 +11,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 from ..choice import instance_for
+from ..dtypes import DTYPES
 from ..kernel import Kernel
 from ..problem import Problem
 from ..source import code_digest
-from ..tuning import LIBRARY, Database, Entry, Question, configured
+from ..tuning import LIBRARY, SHIPPED, Database, Entry, Question, configured
 from .contest import Contest
 from .measure import Bench, Row
 
@@ -32,12 +33,15 @@ def tune(
     precisions: Sequence[str] = ("fp32",),
     layouts: Sequence[str] = ("ncdhw",),
     again: bool = False,
+    known_only: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
     tell: Callable[[str], None] = print,
 ) -> Database:
     """Search every kernel that can do a problem, and write the best configuration of each into the database at `path`.
 
-    On a GPU the bench's first rival, torch's own operator, is timed beside them and written down too.
+    A search begins at the best of the kernel's default and what this database and the shipped one have for the same problem on
+    other devices, in other layouts, and in element types of the same size. On a GPU the bench's first rival, torch's own
+    operator, is timed beside the kernels and written down too.
 
     The file is written after every problem, and what it already holds of a kernel whose code has not changed is not searched again:
     a run that was cut off goes on where it ended.
@@ -49,10 +53,12 @@ def tune(
         path: of the database.
         passes, precisions, layouts: what the problems are tuned for, in every combination.
         again: search what the database has, too.
+        known_only: time those beginnings, and search nothing.
         progress: called with (problems done, problems in all, what is being done).
         tell: gets a line for each kernel and problem.
     """
     database = Database.load(path)
+    known = [*Database.load(SHIPPED).entries(), *database.entries()]
     device = bench.backend.device_name
     work = [
         (Question(device, pass_name, precision, layout), name, problem)
@@ -65,7 +71,9 @@ def tune(
         text = f"{name} {question.pass_name} {question.precision} {question.layout}"
         if progress is not None:
             progress(number, len(work), text)
-        found = _tune_problem(bench, question, name, problem, kernels, database, again)
+        own = [kernel for kernel in kernels.values() if kernel.pass_name == question.pass_name]
+        here = [entry for entry in known if (entry.pass_name, entry.problem) == (question.pass_name, str(problem))]
+        found = _tune_problem(bench, question, name, problem, own, database, here, again, known_only)
         for entry, line in found:
             tell(f"{text}: {line}")
             if entry is not None:
@@ -80,17 +88,18 @@ def _tune_problem(
     question: Question,
     name: str,
     problem: Problem,
-    kernels: Mapping[str, Kernel],
+    kernels: Sequence[Kernel],
     database: Database,
+    known: Sequence[Entry],
     again: bool,
+    known_only: bool,
 ) -> list[tuple[Entry | None, str]]:
     """Return each kernel's entry, None where it has none, and a line that says what was found."""
-    own = [kernel for kernel in kernels.values() if kernel.pass_name == question.pass_name]
-    known = {kernel.name: database.find(question, problem, kernel) for kernel in own}
+    have = {kernel.name: database.find(question, problem, kernel) for kernel in kernels}
     waiting = []
-    for kernel in own:
+    for kernel in kernels:
         instance, _ = instance_for(kernel, problem, question.precision, bench.backend)
-        if instance is not None and (again or known[kernel.name] is None):
+        if instance is not None and (again or have[kernel.name] is None):
             waiting.append((kernel, instance))
     if not waiting:
         return []
@@ -101,44 +110,79 @@ def _tune_problem(
         if rival_ms is not None:
             key = (*question[:2], str(problem), *question[2:], LIBRARY, "", question.precision)
             found.append((Entry(*key, {}, rival_ms, rival_ms), f"{LIBRARY} {rival_ms:.4g} ms"))
-    bench.build((kernel, problem, instance) for kernel, instance in waiting)
-    defaults = {kernel.name: contest.kernel(kernel, instance) for kernel, instance in waiting}
-    best_ms = min([_ms(row) for row in defaults.values()] + [entry.median_ms for entry in known.values() if entry is not None])
-    for kernel, instance in sorted(waiting, key=lambda pair: _ms(defaults[pair[0].name])):
-        row = defaults[kernel.name]
-        tried, best, best_row = 1, kernel, row
-        if _ms(row) <= HOPELESS * best_ms:
-            best, best_row, tried = _search(contest, kernel, instance, row)
-            best_ms = min(best_ms, _ms(best_row))
-        if best_row.median_ms is None or best_row.with_packing_ms is None or best_row.wrong:
-            found.append((None, f"{kernel.name} left out: {best_row.note or 'a wrong result'}"))
+    searches = [_Search(contest, kernel, instance, _beginnings(kernel, instance, known)) for kernel, instance in waiting]
+    bench.build((candidate, problem, search.instance) for search in searches for candidate in search.able)
+    for search in searches:
+        search.time()
+    best_ms = min([search.best_ms for search in searches] + [entry.median_ms for entry in have.values() if entry is not None])
+    for search in sorted(searches, key=lambda search: search.best_ms):
+        kernel, instance = search.kernel, search.instance
+        if search.best_ms <= HOPELESS * best_ms and not known_only:
+            search.run()
+            best_ms = min(best_ms, search.best_ms)
+        row = search.rows[search.best]
+        if row.median_ms is None or row.with_packing_ms is None or row.wrong:
+            found.append((None, f"{kernel.name} left out: {row.note or 'a wrong result'}"))
             continue
-        values = ", ".join(f"{key}={value}" for key, value in best.tunables.items() if key in kernel.search) or "no tunables"
-        line = f"{kernel.name} [{instance}] {best_row.median_ms:.4g} ms ({tried} tried; default {_ms(row):.4g} ms): {values}"
+        values = ", ".join(f"{key}={value}" for key, value in search.best.tunables.items() if key in kernel.search) or "no tunables"
+        default_ms = _ms(search.rows[_with(kernel, {})])
+        line = f"{kernel.name} [{instance}] {row.median_ms:.4g} ms ({len(search.rows)} tried; default {default_ms:.4g} ms): {values}"
         key = (*question[:2], str(problem), *question[2:], kernel.name, code_digest(kernel), instance)
-        found.append((Entry(*key, dict(best.tunables), best_row.median_ms, best_row.with_packing_ms), line))
+        found.append((Entry(*key, dict(search.best.tunables), row.median_ms, row.with_packing_ms), line))
     return found
 
 
-def _search(contest: Contest, kernel: Kernel, instance: str, default: Row) -> tuple[Kernel, Row, int]:
-    """Return the quickest right configuration, its row, and how many were tried."""
-    rows = {configured(kernel, tuple(sorted(kernel.tunables.items()))): default}
-    best = next(iter(rows))
-    rounds = _rounds(kernel)
-    values = next(rounds, None)
-    while values is not None:
-        candidates = [configured(kernel, tuple(sorted({**best.tunables, **v}.items()))) for v in values]
-        able = [c for c in candidates if c not in rows and contest.bench.backend.why_not(c, contest.problem, instance) is None]
-        contest.bench.build((candidate, contest.problem, instance) for candidate in able)
-        before = best
-        for candidate in able:
-            rows[candidate] = contest.kernel(candidate, instance)
-            best = min(best, candidate, key=lambda c: _ms(rows[c]))
-        try:
-            values = rounds.send(best is not before)
-        except StopIteration:
-            break
-    return best, rows[best], len(rows)
+def _with(kernel: Kernel, values: Mapping[str, int]) -> Kernel:
+    """Return the kernel with these values, the same object each time."""
+    return configured(kernel, tuple(sorted({**kernel.tunables, **values}.items())))
+
+
+def _beginnings(kernel: Kernel, instance: str, known: Sequence[Entry]) -> list[Kernel]:
+    """Return the kernel, and its configurations among the entries as far as they are values that it lists still."""
+    found = [_with(kernel, {})]
+    for entry in known:
+        if entry.kernel == kernel.name and DTYPES[entry.instance].itemsize == DTYPES[instance].itemsize:
+            values = {name: value for name, value in entry.tunables.items() if value in kernel.search.get(name, ())}
+            found.append(_with(kernel, values))
+    return list(dict.fromkeys(found))
+
+
+class _Search:
+    """One kernel's configurations for one problem: those that were timed, and those to be timed next (`able`)."""
+
+    def __init__(self, contest: Contest, kernel: Kernel, instance: str, beginnings: Sequence[Kernel]) -> None:
+        self.contest, self.kernel, self.instance = contest, kernel, instance
+        self.rows: dict[Kernel, Row] = {}
+        self.best = kernel
+        self.propose(beginnings)
+
+    @property
+    def best_ms(self) -> float:
+        return _ms(self.rows[self.best]) if self.best in self.rows else math.inf
+
+    def propose(self, candidates: Sequence[Kernel]) -> None:
+        backend, problem = self.contest.bench.backend, self.contest.problem
+        self.able = [c for c in candidates if c not in self.rows and backend.why_not(c, problem, self.instance) is None]
+
+    def time(self) -> bool:
+        """Time what was proposed and is compiled; return whether it has the best configuration."""
+        before = self.best
+        for candidate in self.able:
+            self.rows[candidate] = self.contest.kernel(candidate, self.instance)
+            self.best = min(self.rows, key=lambda c: _ms(self.rows[c]))
+        return self.best is not before
+
+    def run(self) -> None:
+        """Search from the best configuration on."""
+        rounds = _rounds(self.kernel)
+        values = next(rounds, None)
+        while values is not None:
+            self.propose([_with(self.kernel, {**self.best.tunables, **v}) for v in values])
+            self.contest.bench.build((candidate, self.contest.problem, self.instance) for candidate in self.able)
+            try:
+                values = rounds.send(self.time())
+            except StopIteration:
+                break
 
 
 def _rounds(kernel: Kernel) -> Generator[list[dict[str, int]], bool, None]:
