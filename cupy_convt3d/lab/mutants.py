@@ -1,8 +1,8 @@
 """`mutants`: does the check reject every wrong copy of a kernel? Each mutant is compiled for the host and checked.
 
 Most mutants fall to a few problems, and compiling takes longest. So all is compiled without optimization, and each mutant first
-gets the problems that killed the last ones, then the check's problems with exact results in one element type; only what is left
-gets the whole check.
+gets the problems that killed the last ones, then the check's problems with exact results in one element type. What is left gets
+them in the other types, one wide and one narrow type under a sanitizer, and drawn problems.
 """
 
 from __future__ import annotations
@@ -193,12 +193,11 @@ class _Judge:
             changed = replace(Kernel.from_source(mutant.source, self.kernel.name), path=self.kernel.path)
             failed = self.kill_quickly(changed, dtypes[0])
             if failed is None:
-                differing = [dtype for dtype in self.kernel.dtypes if declared or machine_code(changed, dtype) != self.code(dtype)]
-                if not differing:
+                if not declared and all(machine_code(changed, dtype) == self.code(dtype) for dtype in dtypes):
                     return Verdict(mutant, "equivalent", _SAME_CODE)
                 sanitizer = "thread" if mutant.operator == "barrier" else "address"
-                wide_and_narrow = dict.fromkeys((differing[0], differing[-1]))
-                failed = self.kill(changed, dtypes[0]) or self.watch(changed, list(wide_and_narrow), sanitizer)
+                wide_and_narrow = list(dict.fromkeys((dtypes[0], dtypes[-1])))
+                failed = self.kill(changed, dtypes[1:-1]) or self.watch(changed, wide_and_narrow, sanitizer)
         except (KernelError, CompileError) as error:
             return Verdict(mutant, "invalid", str(error).strip().splitlines()[-1])
         if failed is None:
@@ -222,12 +221,11 @@ class _Judge:
             or first_failure(self.worker, changed, examples=0, dtypes=[dtype], kinds=_EXACT)
         )
 
-    def kill(self, changed: Kernel, dtype: str) -> tuple[Example, Outcome] | None:
+    def kill(self, changed: Kernel, dtypes: list[str]) -> tuple[Example, Outcome] | None:
         """Return what shows that a mutant is wrong if `kill_quickly` found nothing: other element types, random problems."""
-        others = [other for other in self.kernel.dtypes if other != dtype]
         return self.learn(
-            self.try_killers(changed, [killer for killer in self.killers if killer.dtype != dtype])
-            or (first_failure(self.worker, changed, examples=0, dtypes=others, kinds=_EXACT) if others else None)
+            self.try_killers(changed, [killer for killer in self.killers if killer.dtype in dtypes])
+            or (first_failure(self.worker, changed, examples=0, dtypes=dtypes, kinds=_EXACT) if dtypes else None)
             or first_failure(self.worker, changed, examples=EXAMPLES, drawn_only=True)
         )
 
