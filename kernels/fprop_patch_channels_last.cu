@@ -1,0 +1,340 @@
+/* convt3d
+pass = "fprop"
+dtypes = ["tf32", "bf16", "fp16"]
+architectures = ["sm_90a"]
+[specialize]
+WGMMA_TILES = "tile_columns // 8"
+[constants]
+voxels = "batch * input_voxels"
+vector = "16 // itemsize"
+# A tap's channels are whole vectors; four of them make a group of columns.
+columns = "taps * vector * ceil_div(out_channels_per_group, vector)"
+# Channels come in chunks of 128 bytes, in two halves.
+chunks = "ceil_div(in_channels_per_group * itemsize, 128)"
+block_tiles = "ceil_div(voxels, 64 * ROWS)"
+ring_bytes = "WARPGROUPS * 4 * STAGES * ROWS * 1024"
+room = "227 * 1024 - ring_bytes - 8 * chunks"
+most_columns = "min(COLUMNS, 4 * vector * (room // (chunks * 128 + 8) // (4 * vector)))"
+column_tiles = "ceil_div(columns, max(4 * vector, most_columns))"
+tile_columns = "4 * vector * ceil_div(ceil_div(columns, column_tiles), 4 * vector)"
+streams = "max(1, min(block_tiles, multiprocessors // (column_tiles * groups)))"
+slots_at = "chunks * 128 * tile_columns + ring_bytes"
+shared_bytes = "slots_at + 8 * tile_columns + 8 * chunks"
+[restrictions]
+"kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
+"all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
+"chunks <= 128 and most_columns >= 4 * vector and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
+"ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
+"max(voxels, columns, groups * column_tiles * chunks * 8) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
+[search]
+COLUMNS = [64, 128, 192, 256]
+ROWS = [1, 2]
+WARPGROUPS = [2, 3]
+STAGES = [4, 8]
+[workspace]
+packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
+[[launch]]
+symbol = "convt3d_pack_channels_last_weight"
+packs = "packed_weight"
+grid = "groups * column_tiles * chunks * 8"
+block = 128
+[[launch]]
+symbol = "convt3d_fprop_patch_channels_last"
+grid = "streams * column_tiles * groups if batch > 0 else 0"
+block = "128 * WARPGROUPS"
+shared_bytes = "shared_bytes"
+*/
+// Kernel = stride on Hopper's warpgroups, for tensors whose channels lie together (channels_last_3d); right for any layout. Each input
+// voxel owns a block of kernel_size outputs, so the layer is one matrix product, with the reordering fused into the store:
+//
+//   output[n, co, i*stride + t] = bias[co] + sum over ci of weight[ci, co, t] * input[n, ci, i]
+//
+// with a row for each voxel (n, i), a column for each (t, co), and depth ci. As in fprop_patch_wgmma a block keeps the weights of its
+// columns, all channels of them, in shared memory for as long as it runs.
+//
+// In which order a product takes its depth and its columns can be chosen, as long as the packed weights have the same. wgmma gives a lane
+// two of every eight columns, and takes from it two (16 bits) or one (tf32) of every eight or four of the depth. So the order is one in
+// which what a lane has of 64 bytes of channels are 16 neighbouring bytes: it loads them with one copy, stores them with one, and four
+// lanes have 64 bytes in a row. The copy goes to a place in shared memory that only this lane reads: a queue of its own (cp.async), which
+// needs no barrier and no shuffle.
+#include "convt3d.cuh"
+#include "convt3d/advanced.cuh"
+#include "convt3d/patch.cuh"
+#include "convt3d/specialized.cuh"
+#include "convt3d/wgmma_registers.cuh"
+
+// At most so many columns of a block.
+#ifndef COLUMNS
+#define COLUMNS 128
+#endif
+// Tiles of 64 voxels that a warpgroup multiplies at a time, and an even number of stages, each half a chunk of channels of them.
+#ifndef ROWS
+#define ROWS 1
+#endif
+#ifndef STAGES
+#define STAGES 8
+#endif
+#ifndef WARPGROUPS
+#define WARPGROUPS 2
+#endif
+// Set by the problem; this is for a look at the compiler's output.
+#ifndef WGMMA_TILES
+#define WGMMA_TILES 16
+#endif
+static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");
+#if defined(__CUDACC__)
+#define SUMS (WGMMA_TILES * 4)
+#else
+#define SUMS 128
+#endif
+
+constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
+constexpr int VECTOR = 16 / SIZE, EACH = 4 / SIZE;      // elements of 16 bytes, and of a register
+constexpr int STAGED = 4 * VECTOR, GROUP = 4 * VECTOR;  // channels of a stage; columns of which four lanes have a vector each
+constexpr int COUNT = 16 * ROWS, STAGE_BYTES = ROWS * 1024;  // voxels of a warp; [row / 8][lane] of vectors
+
+struct alignas(16) Words {
+  unsigned word[4];
+};
+
+// ---- packing: [group][column tile][chunk] of cells [cell][column] ----
+
+__device__ inline void round_words(const float (&values)[VECTOR], Words& words) {
+  for (int v = 0; v < VECTOR; ++v) words.word[v] = nearest_tf32(values[v]);
+}
+
+template <class T>
+__device__ inline void round_words(const T (&values)[VECTOR], Words& words) {
+  for (int v = 0; v < VECTOR; v += 2) words.word[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+    convt3d_pack_channels_last_weight(const Problem problem, const View<const scalar_t> weight,
+                                      accum_t* __restrict__ packed_weight, const int columns, const int column_tiles,
+                                      const int chunks, const int tile_columns) {
+  // blockIdx.x = ((group * column_tiles + column tile) * chunks + chunk) * 8 + cell
+  const int cells = chunks * 8, block = static_cast<int>(blockIdx.x);
+  const int cell = block % cells, tile = block / cells % column_tiles, group = block / cells / column_tiles;
+  const int taps_h = problem.kernel_size[1] * problem.kernel_size[2], taps = problem.kernel_size[0] * taps_h;
+  const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int each_tap = columns / taps;
+  for (int i = static_cast<int>(threadIdx.x); i < tile_columns; i += 128) {
+    // Column 2*l + e of a product's eight number m is channel VECTOR*l + 2*m + e of its group.
+    const int column = tile * tile_columns + i / GROUP * GROUP + i % 8 / 2 * VECTOR + i % GROUP / 8 * 2 + i % 2;
+    const int tap = column / each_tap, co = column % each_tap;
+    scalar_t values[VECTOR];
+#pragma unroll
+    for (int v = 0; v < VECTOR; ++v) {
+      // Element e of lane l in cell number c of four is channel VECTOR*l + EACH*c + e of its stage.
+      const int ci = cell / 4 * STAGED + v / EACH * VECTOR + cell % 4 * EACH + v % EACH;
+      const bool live = column < columns && co < out_channels && ci < channels;
+      values[v] = live ? *weight.at(group * channels + ci, co, tap / taps_h, tap % taps_h / problem.kernel_size[2],
+                                    tap % problem.kernel_size[2])
+                       : scalar_t();
+    }
+    round_words(values, reinterpret_cast<Words*>(packed_weight)[static_cast<index_t>(block) * tile_columns + i]);
+  }
+}
+
+// ---- the product ----
+
+// A vector of neighbouring output channels of a tap: how many bytes behind a voxel's output it lies.
+struct alignas(16) Slot {
+  index_t output;
+  int live;  // how many of them there are
+};
+
+// A lane's copies: of its rows, VECTOR channels of each stage into its own queue.
+struct Copier {
+  const View<const scalar_t>& input;
+  bool vectors;  // of 16 bytes
+  int channels, lane;
+  int channel = 0;  // the lane's first one of the next stage
+  const scalar_t* from[2 * ROWS] = {};
+
+  // The lane's row q is another voxel now; `place` is where it begins in the input, -1 past the last one.
+  __device__ __forceinline__ void begin(int q, index_t place) {
+    channel = lane % 4 * VECTOR;
+    from[q] = place < 0 ? nullptr : input.data + place;
+  }
+
+  __device__ __forceinline__ void copy(unsigned char* stage) {
+#pragma unroll
+    for (int q = 0; q < 2 * ROWS; ++q) {
+      unsigned char* const target = stage + q * 512 + lane * 16;
+      if (vectors) {
+        const bool inside = from[q] != nullptr && channel < channels;
+        cp_async<16>(shared_address(target), inside ? from[q] + channel : input.data, inside ? 16 : 0);
+      } else {
+        Run<VECTOR> run;
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) {
+          const bool inside = from[q] != nullptr && channel + v < channels;
+          run.element[v] = inside ? from[q][(channel + v) * input.stride[1]] : scalar_t();
+        }
+        *reinterpret_cast<Run<VECTOR>*>(target) = run;
+      }
+    }
+    channel += STAGED;
+  }
+};
+
+// Two steps of a product of a lane's rows: row q is row lane / 4 + q % 2 * 8 of tile q / 2.
+__device__ __forceinline__ void load_fragments(const unsigned char* stage, int lane, unsigned (&a)[2][ROWS][4]) {
+#pragma unroll
+  for (int q = 0; q < 2 * ROWS; ++q) {
+    const Words words = *reinterpret_cast<const Words*>(stage + q * 512 + lane * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const unsigned bits = SIZE == 4 ? nearest_tf32(__uint_as_float(words.word[i])) : words.word[i];
+      a[i / 2][q / 2][i % 2 * 2 + q % 2] = bits;
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
+    convt3d_fprop_patch_channels_last(const Problem problem, const View<const scalar_t> input,
+                                      const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
+                                      const View<scalar_t> output, const int voxels, const int columns, const int column_tiles,
+                                      const int streams, const int chunks, const int tile_columns, const int block_tiles,
+                                      const int slots_at) {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  // blockIdx.x = (stream * groups + group) * column_tiles + column tile: neighbours share inputs.
+  const int block = static_cast<int>(blockIdx.x), group = block / column_tiles % problem.groups;
+  const int tile_width = SPECIALIZED(WGMMA_TILES * 8, tile_columns), first_column = block % column_tiles * tile_width;
+  const int out_channels = problem.out_channels / problem.groups, in_channels = problem.in_channels / problem.groups;
+  const int* const kernel = problem.kernel_size;
+  const int each_tap = columns / (kernel[0] * kernel[1] * kernel[2]);
+
+  extern __shared__ __align__(128) unsigned char shared[];
+  const unsigned weights = shared_address(shared);
+  const int chunk_bytes = 128 * tile_width;
+  unsigned char* const ring = shared + chunks * chunk_bytes + warp * STAGES * STAGE_BYTES;
+  Slot* const slots = reinterpret_cast<Slot*>(shared + slots_at);
+  float* const biases = reinterpret_cast<float*>(slots + tile_width / VECTOR);
+  const unsigned barriers = shared_address(biases + tile_width);
+
+  if (thread < chunks) mbarrier_init(barriers + static_cast<unsigned>(thread) * 8, 1);
+  mbarrier_fence_init();
+  for (int i = thread; i < tile_width; i += 128 * WARPGROUPS) {
+    const int column = first_column + i, tap = column / each_tap, co = column % each_tap;
+    const bool live = column < columns && co < out_channels;
+    biases[i] = live && bias != nullptr ? to_accum(bias[group * out_channels + co]) : 0.0f;
+    if (i % VECTOR != 0) continue;
+    Slot slot{0, 0};
+    if (live) {
+      slot.live = min(VECTOR, out_channels - co);
+      slot.output = (co * output.stride[1] + tap / (kernel[1] * kernel[2]) * output.stride[2] +
+                     tap / kernel[2] % kernel[1] * output.stride[3] + tap % kernel[2] * output.stride[4]) *
+                    SIZE;
+    }
+    slots[i / VECTOR] = slot;
+  }
+  __syncthreads();
+  if (thread == 0) {
+    const char* const packed = reinterpret_cast<const char*>(packed_weight) +
+                               static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
+    for (int c = 0; c < chunks; ++c) {
+      const unsigned barrier = barriers + static_cast<unsigned>(c) * 8;
+      mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes));
+      bulk_copy(weights + static_cast<unsigned>(c * chunk_bytes), packed + static_cast<index_t>(c) * chunk_bytes,
+                static_cast<unsigned>(chunk_bytes), barrier);
+    }
+  }
+  __syncwarp();
+
+  const auto vectors = [](const auto& tensor, int channels) {
+    const index_t* stride = tensor.stride;
+    return stride[1] == 1 && channels % VECTOR == 0 && aligned(tensor, stride[0] | stride[2] | stride[3] | stride[4], VECTOR);
+  };
+  const bool whole = vectors(output, out_channels);
+  Copier copier{input, vectors(input, in_channels), in_channels, lane};
+
+  const auto place = [&](int tile) {
+    return place_of(problem, (tile * 4 + warp % 4) * COUNT + lane % COUNT, voxels, input, output, group * in_channels,
+                    group * out_channels, kernel[0], kernel[1], kernel[2]);
+  };
+  const int step = streams * WARPGROUPS;
+  int copied_tile = block / column_tiles / problem.groups * WARPGROUPS + warp / 4, copied_chunk = 0, copied_slot = 0;
+  const auto copy_half = [&](int odd) {
+    if (copied_tile < block_tiles) {
+      if (odd == 0 && copied_chunk == 0) {
+        const index_t own = place(copied_tile).input;
+#pragma unroll
+        for (int q = 0; q < 2 * ROWS; ++q) copier.begin(q, __shfl_sync(0xffffffffu, own, q * 8 + lane / 4));
+      }
+      copier.copy(ring + copied_slot * STAGE_BYTES);
+      copied_slot = copied_slot + 1 == STAGES ? 0 : copied_slot + 1;
+      if (odd == 1 && ++copied_chunk == chunks) {
+        copied_chunk = 0;
+        copied_tile += step;
+      }
+    }
+    cp_async_commit();
+  };
+  int tile = copied_tile, slot = 0;
+  for (int s = 0; s + 1 < STAGES; ++s) copy_half(s % 2);
+
+  float sums[ROWS][SUMS];
+  unsigned fragments[2][2][ROWS][4];
+  const unsigned weight_operand = wgmma_operand(weights, static_cast<unsigned>(tile_width) * 16);
+  bool fresh = true;  // the weights have not been waited for
+  for (; tile < block_tiles; tile += step) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        cp_async_wait<STAGES - 2>();
+        load_fragments(ring + slot * STAGE_BYTES, lane, fragments[odd]);
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        copy_half(1 - odd);
+        if (odd == 0 && fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk) * 8, 0);
+        wgmma_fence();
+        const unsigned b = weight_operand + static_cast<unsigned>(chunk * chunk_bytes + odd * (chunk_bytes / 2)) / 16;
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+#pragma unroll
+          for (int r = 0; r < ROWS; ++r) {
+            wgmma_registers(sums[r], fragments[odd][s][r], b + static_cast<unsigned>(s * tile_width * 2), chunk + odd + s > 0,
+                            tile_width);
+          }
+        }
+        wgmma_commit();
+        wgmma_wait<1>();  // the other fragments have been read
+      }
+    }
+    fresh = false;
+    wgmma_wait<0>();
+
+    const index_t own = place(tile).output;
+    scalar_t* to[2 * ROWS];  // the outputs of the lane's voxels
+#pragma unroll
+    for (int q = 0; q < 2 * ROWS; ++q) {
+      const index_t target = __shfl_sync(0xffffffffu, own, q * 8 + lane / 4);
+      to[q] = target < 0 ? nullptr : output.data + target;
+    }
+#pragma unroll
+    for (int g = 0; g < SUMS * 2 / GROUP && g < tile_width / GROUP; ++g) {
+      const Slot into = slots[g * 4 + lane % 4];
+      const float* const own_biases = biases + (g * 4 + lane % 4) * VECTOR;
+#pragma unroll
+      for (int q = 0; q < 2 * ROWS; ++q) {
+        if (to[q] == nullptr || into.live == 0) continue;
+        Run<VECTOR> run;
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) {
+          run.element[v] = to_scalar(sums[q / 2][(g * (VECTOR / 2) + v / 2) * 4 + q % 2 * 2 + v % 2] + own_biases[v]);
+        }
+        scalar_t* const y = advanced(to[q], into.output);
+        if (whole) {
+          *reinterpret_cast<Run<VECTOR>*>(y) = run;
+        } else {
+#pragma unroll
+          for (int v = 0; v < VECTOR; ++v) {
+            if (v < into.live) y[v * output.stride[1]] = run.element[v];
+          }
+        }
+      }
+    }
+  }
+}
