@@ -30,7 +30,7 @@ shared_bytes = "slots_at + 8 * tile_columns + 8 * chunks"
 COLUMNS = [64, 128, 192, 256]
 ROWS = [1, 2]
 WARPGROUPS = [2, 3]
-STAGES = [4, 8]
+STAGES = [4, 6, 8]
 [workspace]
 packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
 [[launch]]
@@ -144,6 +144,15 @@ struct alignas(16) Slot {
   int live;  // how many of them there are
 };
 
+struct alignas(16) Biases {
+  float of[VECTOR];
+};
+
+template <bool VALUE>
+struct Flag {
+  static constexpr bool value = VALUE;
+};
+
 // A lane's copies: of its rows, VECTOR channels of each stage into its own queue.
 struct Copier {
   const View<const scalar_t>& input;
@@ -211,15 +220,25 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   const int chunk_bytes = 128 * tile_width;
   unsigned char* const ring = shared + chunks * chunk_bytes + warp * STAGES * STAGE_BYTES;
   Slot* const slots = reinterpret_cast<Slot*>(shared + slots_at);
-  float* const biases = reinterpret_cast<float*>(slots + tile_width / VECTOR);
-  const unsigned barriers = shared_address(biases + tile_width);
+  Biases* const biases = reinterpret_cast<Biases*>(slots + tile_width / VECTOR);
+  const unsigned barriers = shared_address(biases + tile_width / VECTOR);
 
-  if (thread < chunks) mbarrier_init(barriers + static_cast<unsigned>(thread) * 8, 1);
-  mbarrier_fence_init();
+  if (thread == 0) {
+    const char* const packed = reinterpret_cast<const char*>(packed_weight) +
+                               static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
+    for (int c = 0; c < chunks; ++c) mbarrier_init(barriers + static_cast<unsigned>(c) * 8, 1);
+    mbarrier_fence_init();
+    for (int c = 0; c < chunks; ++c) {
+      const unsigned barrier = barriers + static_cast<unsigned>(c) * 8;
+      mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes));
+      bulk_copy(weights + static_cast<unsigned>(c * chunk_bytes), packed + static_cast<index_t>(c) * chunk_bytes,
+                static_cast<unsigned>(chunk_bytes), barrier);
+    }
+  }
   for (int i = thread; i < tile_width; i += 128 * WARPGROUPS) {
     const int column = first_column + i, tap = column / each_tap, co = column % each_tap;
     const bool live = column < columns && co < out_channels;
-    biases[i] = live && bias != nullptr ? to_accum(bias[group * out_channels + co]) : 0.0f;
+    biases[i / VECTOR].of[i % VECTOR] = live && bias != nullptr ? to_accum(bias[group * out_channels + co]) : 0.0f;
     if (i % VECTOR != 0) continue;
     Slot slot{0, 0};
     if (live) {
@@ -231,23 +250,11 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     slots[i / VECTOR] = slot;
   }
   __syncthreads();
-  if (thread == 0) {
-    const char* const packed = reinterpret_cast<const char*>(packed_weight) +
-                               static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
-    for (int c = 0; c < chunks; ++c) {
-      const unsigned barrier = barriers + static_cast<unsigned>(c) * 8;
-      mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes));
-      bulk_copy(weights + static_cast<unsigned>(c * chunk_bytes), packed + static_cast<index_t>(c) * chunk_bytes,
-                static_cast<unsigned>(chunk_bytes), barrier);
-    }
-  }
-  __syncwarp();
 
   const auto vectors = [](const auto& tensor, int channels) {
     const index_t* stride = tensor.stride;
     return stride[1] == 1 && channels % VECTOR == 0 && aligned(tensor, stride[0] | stride[2] | stride[3] | stride[4], VECTOR);
   };
-  const bool whole = vectors(output, out_channels);
   Copier copier{input, vectors(input, in_channels), in_channels, lane};
 
   const auto place = [&](int tile) {
@@ -313,28 +320,35 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       const index_t target = __shfl_sync(0xffffffffu, own, q * 8 + lane / 4);
       to[q] = target < 0 ? nullptr : output.data + target;
     }
+    const auto store = [&](auto whole) {
 #pragma unroll
-    for (int g = 0; g < SUMS * 2 / GROUP && g < tile_width / GROUP; ++g) {
-      const Slot into = slots[g * 4 + lane % 4];
-      const float* const own_biases = biases + (g * 4 + lane % 4) * VECTOR;
+      for (int g = 0; g < SUMS * 2 / GROUP && g < tile_width / GROUP; ++g) {
+        const Slot into = slots[g * 4 + lane % 4];
+        const Biases own = biases[g * 4 + lane % 4];
 #pragma unroll
-      for (int q = 0; q < 2 * ROWS; ++q) {
-        if (to[q] == nullptr || into.live == 0) continue;
-        Run<VECTOR> run;
-#pragma unroll
-        for (int v = 0; v < VECTOR; ++v) {
-          run.element[v] = to_scalar(sums[q / 2][(g * (VECTOR / 2) + v / 2) * 4 + q % 2 * 2 + v % 2] + own_biases[v]);
-        }
-        scalar_t* const y = advanced(to[q], into.output);
-        if (whole) {
-          *reinterpret_cast<Run<VECTOR>*>(y) = run;
-        } else {
+        for (int q = 0; q < 2 * ROWS; ++q) {
+          Run<VECTOR> run;
 #pragma unroll
           for (int v = 0; v < VECTOR; ++v) {
-            if (v < into.live) y[v * output.stride[1]] = run.element[v];
+            run.element[v] = to_scalar(sums[q / 2][(g * (VECTOR / 2) + v / 2) * 4 + q % 2 * 2 + v % 2] + own.of[v]);
+          }
+          scalar_t* const y = advanced(to[q], into.output);
+          const int live = to[q] == nullptr ? 0 : into.live;
+          if constexpr (decltype(whole)::value) {
+            if (live != 0) *reinterpret_cast<Run<VECTOR>*>(y) = run;
+          } else {
+#pragma unroll
+            for (int v = 0; v < VECTOR; ++v) {
+              if (v < live) y[v * output.stride[1]] = run.element[v];
+            }
           }
         }
       }
+    };
+    if (vectors(output, out_channels)) {
+      store(Flag<true>{});
+    } else {
+      store(Flag<false>{});
     }
   }
 }

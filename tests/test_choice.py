@@ -102,10 +102,15 @@ def test_every_named_problem_gets_a_deterministic_kernel_in_an_allowed_instance(
 
 
 def test_channels_last_has_an_order_of_its_own() -> None:
-    patch = LAYERS["patch"]
-    assert choose(on("sm_90a"), "fprop", patch, "bf16").kernel is registry.kernel("fprop_patch_wgmma")
-    found = choose(on("sm_90a"), "fprop", patch, "bf16", "channels_last")
+    patch, odd = LAYERS["patch"], replace(LAYERS["patch"], out_channels=LAYERS["patch"].out_channels + 4)
+    found = choose(on("sm_90a"), "fprop", patch, "bf16")
+    assert found.kernel is registry.kernel("fprop_patch_wgmma")
+    assert "fprop_patch_channels_last: loads and stores one element at a time unless channels lie together" in found.passed_over[-1]
+    assert choose(on("sm_90a"), "fprop", patch, "bf16", "channels_last").kernel is registry.kernel("fprop_patch_channels_last")
+    assert choose(on("sm_90a"), "fprop", odd, "tf32", "channels_last").kernel is registry.kernel("fprop_patch_channels_last")
+    found = choose(on("sm_90a"), "fprop", odd, "bf16", "channels_last")
     assert found.kernel is registry.kernel("fprop_patch_stationary")
+    assert "fprop_patch_channels_last: loads and stores one element at a time unless channels come in 8" in found.passed_over[-2]
     assert "fprop_patch_wgmma: stores small pieces" in found.passed_over[-1]
 
 
@@ -130,7 +135,7 @@ def test_each_kernel_passed_over_says_why() -> None:
     assert steps[0] == "database: nothing for this problem or one near it"
     assert [step.split()[0].rstrip(":") for step in steps[1:]] == [
         *("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped"),
-        *("fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma", "fprop_patch"),
+        *("fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma", "fprop_patch"),
         *("fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
     ]
     assert "has no fp32 instance (it has tf32" in steps[-1] and "one input channel a group" in steps[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -158,20 +159,80 @@ PATCH_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", PATCH_MISTAKES)
-def test_mistakes_in_patches_are_found(mistake: str) -> None:
-    right, wrong = PATCH_MISTAKES[mistake]
-    kernel = kernels()["fprop_patch_wgmma"]
+def assert_found(kernel: Kernel, right: str, wrong: str, problems: Sequence[str]) -> None:
+    """The kernel with `wrong` in place of `right` fails one of the problems."""
     assert kernel.source.count(right) == 1
     trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken")
     found = []
-    for seed in range(6):
+    for seed, problem in enumerate(problems):
         try:
-            outcome = verify(HostBackend(), trial, Problem.parse(PATCHES[seed]), "tf32", "exact", seed)
+            outcome = verify(HostBackend(), trial, Problem.parse(problem), "tf32", "exact", seed)
             found += [] if outcome.ok else [outcome.message]
         except LaunchError as error:
             found.append(str(error))
-    assert found, mistake
+    assert found, f"{right!r} replaced by {wrong!r}"
+
+
+@pytest.mark.parametrize("mistake", PATCH_MISTAKES)
+def test_mistakes_in_patches_are_found(mistake: str) -> None:
+    assert_found(kernels()["fprop_patch_wgmma"], *PATCH_MISTAKES[mistake], PATCHES)
+
+
+# Kernel = stride in rows of channels: whole vectors and not, taps whose channels fill no vector, groups, several tiles and streams.
+ROWS = (
+    *("n2_c40to24_i5x8x12_k2_s2_bias", "n1_c70to10_i3x5x7_k2_s2", "n3_c16to32_i4x4x8_k1x3x2_s1x3x2_bias", "n1_c33to9_i2x9x6_k2_s2_g3"),
+    *("n2_c64to16_i1x16x40_k2x2x4_s2x2x4", "n1_c24to40_i7x9x10_k1_bias"),
+)
+
+
+@pytest.mark.parametrize("dtype", kernels()["fprop_patch_channels_last"].dtypes)
+@pytest.mark.parametrize("tunables", [{}, {"ROWS": 2, "COLUMNS": 64}, {"COLUMNS": 256, "STAGES": 4}, {"WARPGROUPS": 1, "STAGES": 6}])
+def test_rows_of_channels(tunables: dict[str, int], dtype: str) -> None:
+    kernel = kernels()["fprop_patch_channels_last"].replace_tunables(**tunables)
+    for problem in map(Problem.parse, ROWS):
+        for seed in (0, 1, 3, 4):  # contiguous, channels_last, drawn layouts
+            outcome = verify(HostBackend(), kernel, problem, dtype, "exact", seed)
+            assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
+
+
+def test_how_rows_of_channels_are_shared_out() -> None:
+    kernel = kernels()["fprop_patch_channels_last"].replace_tunables(COLUMNS=256)
+    for name, dtype, tile_columns, grid in (
+        ("n2_c320to256_i16_k2_s2", "bf16", 256, 128),  # 8 tiles of 256 columns, 16 streams of voxels
+        ("n2_c256to128_i16x20x24_k2_s2", "tf32", 160, 126),  # 1 KiB a column
+        ("n1_c48to20_i48_k2_s2", "bf16", 192, 132),  # taps of 24 columns, 20 of them live
+    ):
+        launch = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches[-1]
+        assert (launch.scalars["tile_columns"], launch.grid) == (tile_columns, (grid, 1, 1)), name
+    assert "kernel = stride" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "tf32") or "")
+    assert "has no registers" in (kernel.replace_tunables(WARPGROUPS=4).why_not(Problem.parse("n1_c64to32_i8_k2_s2"), "bf16") or "")
+    assert "not for sm_80" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k2_s2"), "tf32", "sm_80") or "")
+    with pytest.raises(CompileError, match="stages in pairs"):
+        verify(HostBackend(), kernel.replace_tunables(STAGES=3), Problem.parse(ROWS[0]), "tf32", "exact", 0)
+
+
+ROWS_MISTAKES = {
+    "stage read before it is there": ("        cp_async_wait<STAGES - 2>();\n", ""),
+    "one stage too few is waited for": ("cp_async_wait<STAGES - 2>()", "cp_async_wait<STAGES - 1>()"),
+    "weights not waited for": ("        if (odd == 0 && fresh) mbarrier_wait", "        if (odd == 2) mbarrier_wait"),
+    "weights waited for after their first products": ("if (odd == 0 && fresh) mbarrier_wait", "if (odd == 1 && fresh) mbarrier_wait"),
+    "weights announced without their bytes": (
+        "mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes))",
+        "mbarrier_arrive(barrier)",
+    ),
+    "fragments overwritten": ("        wgmma_wait<1>();  // the other fragments have been read\n", ""),
+    "sums stored before they are there": ("    fresh = false;\n    wgmma_wait<0>();\n", "    fresh = false;\n"),
+    "sums of the tile before": ("chunk + odd + s > 0", "true"),
+    "rows and columns of a fragment": ("i % 2 * 2 + q % 2", "q % 2 * 2 + i % 2"),
+    "weights in another order than columns": ("i % 8 / 2 * VECTOR + i % GROUP / 8 * 2", "i % 8 / 2 * 2 + i % GROUP / 8 * 8"),
+    "weights in another order than inputs": ("v / EACH * VECTOR + cell % 4 * EACH", "v / EACH * EACH + cell % 4 * VECTOR"),
+}
+
+
+@pytest.mark.parametrize("mistake", ROWS_MISTAKES)
+def test_mistakes_in_rows_of_channels_are_found(mistake: str) -> None:
+    assert_found(kernels()["fprop_patch_channels_last"], *ROWS_MISTAKES[mistake], ROWS)
+
 
 
 def test_tf32_operands_lose_their_low_bits() -> None:
