@@ -77,8 +77,8 @@ def section(shown: Sequence[Shown], pictures: bool = True) -> str:
     shown = [one for one in shown if one.device == shown[0].device]
     lines = [
         f"{shown[0].device}. Medians in ms, the L2 flushed before each call; torch with `cudnn.benchmark` in the "
-        "same run and precision (tf32x3 against cuDNN's fp32). Kernels get NCDHW tensors; cuDNN's better layout is the quicker of "
-        "NCDHW and channels_last_3d, its tensors already in it. floor = the larger of FLOP and bytes over the ceilings measured in "
+        "same run and precision (tf32x3 against cuDNN's fp32). Kernels get NCDHW tensors, and channels_last_3d ones in the last "
+        "column; cuDNN's better layout is the quicker of NCDHW and channels_last_3d, its tensors already in it. floor = the larger of FLOP and bytes over the ceilings measured in "
         "the same run. The packed weight is kept from call to call; in brackets with packing in the time. Geometric means, fprop, "
         "over the eleven problems of the suite `core`:",
         *_table_of_means(shown),
@@ -97,19 +97,20 @@ def section(shown: Sequence[Shown], pictures: bool = True) -> str:
 
 def _table_of_means(shown: Sequence[Shown]) -> list[str]:
     problems = max(len({row.case for row in one.rows}) for one in shown)
-    heads = f"| precision | against cuDNN, NCDHW | against its better layout | share of floors >= 0.02 ms | all {problems}, better layout |"
-    return ["", heads, "|---|---|---|---|---|", *map(_means, shown)]
+    every = f"all {problems}, better layout"
+    heads = "| precision | against cuDNN, NCDHW | against its better layout | share of floors >= 0.02 ms |"
+    return ["", f"{heads} {every} | channels_last_3d, {every} |", "|---|---|---|---|---|---|", *map(_means, shown)]
 
 
 def _means(one: Shown) -> str:
     entries = {
-        (entry["layers"], entry["packing_in_time"]): entry
+        (entry["layout"], entry["layers"], entry["packing_in_time"]): entry
         for entry in summary(one.rows)
-        if (entry["pass_name"], entry["layout"]) == ("fprop", "ncdhw")
+        if entry["pass_name"] == "fprop"
     }
 
-    def cell(layers: str, quantity: str, form: str) -> str:
-        values = [entries.get((layers, packing), {}).get(quantity) for packing in (False, True)]
+    def cell(layers: str, quantity: str, form: str, layout: str = "ncdhw") -> str:
+        values = [entries.get((layout, layers, packing), {}).get(quantity) for packing in (False, True)]
         if values[0] is None:
             return "-"
         inside = "" if values[1] is None else f" ({form.format(values[1])})"
@@ -120,6 +121,7 @@ def _means(one: Shown) -> str:
         cell("core", "against_better_layout", "{:.2f}x"),
         cell("core", "share_of_floor", "{:.0%}"),
         cell("all", "against_better_layout", "{:.2f}x"),
+        cell("all", "against_better_layout", "{:.2f}x", "channels_last"),
     )
     return f"| {NAMES.get(one.dtype, one.dtype)} | {' | '.join(cells)} |"
 
