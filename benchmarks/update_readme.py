@@ -78,8 +78,9 @@ def section(shown: Sequence[Shown], pictures: bool = True) -> str:
     lines = [
         f"{shown[0].device}. Medians in ms, the L2 flushed before each call; torch with `cudnn.benchmark` in the "
         "same run and precision (tf32x3 against cuDNN's fp32). Kernels get NCDHW tensors, and channels_last_3d ones in the last "
-        "column; cuDNN's better layout is the quicker of NCDHW and channels_last_3d, its tensors already in it. floor = the larger of FLOP and bytes over the ceilings measured in "
-        "the same run. The packed weight is kept from call to call; in brackets with packing in the time. Geometric means, fprop, "
+        "column; cuDNN's better layout is the quicker of NCDHW and channels_last_3d, its tensors already in it. floor = the larger "
+        "of FLOP and bytes over the ceilings measured in the same run. The packed weight is kept from call to call; in brackets "
+        "with packing in the time. Geometric means, fprop, "
         "over the eleven problems of the suite `core`:",
         *_table_of_means(shown),
     ]
