@@ -17,6 +17,7 @@ room = "227 * 1024 - ring_bytes - 8 * chunks"
 most_columns = "min(COLUMNS, 4 * vector * (room // (chunks * 128 + 8) // (4 * vector)))"
 column_tiles = "ceil_div(columns, max(4 * vector, most_columns))"
 tile_columns = "4 * vector * ceil_div(ceil_div(columns, column_tiles), 4 * vector)"
+pack_blocks = "ceil_div(column_tiles * tile_columns, 128)"
 streams = "max(1, min(block_tiles, multiprocessors // (column_tiles * groups)))"
 slots_at = "chunks * 128 * tile_columns + ring_bytes"
 shared_bytes = "slots_at + 8 * tile_columns + 8 * chunks"
@@ -25,7 +26,7 @@ shared_bytes = "slots_at + 8 * tile_columns + 8 * chunks"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "chunks <= 128 and most_columns >= 4 * vector and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
 "ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
-"max(voxels, columns, groups * column_tiles * chunks * 8) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
+"max(voxels, column_tiles * tile_columns, groups * chunks * 8 * pack_blocks) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
 [search]
 COLUMNS = [64, 128, 192, 256]
 ROWS = [1, 2]
@@ -36,7 +37,7 @@ packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
 [[launch]]
 symbol = "convt3d_pack_channels_last_weight"
 packs = "packed_weight"
-grid = "groups * column_tiles * chunks * 8"
+grid = "groups * chunks * 8 * pack_blocks"
 block = 128
 [[launch]]
 symbol = "convt3d_fprop_patch_channels_last"
@@ -111,29 +112,33 @@ __device__ inline void round_words(const T (&values)[VECTOR], Words& words) {
 extern "C" __global__ void __launch_bounds__(128)
     convt3d_pack_channels_last_weight(const Problem problem, const View<const scalar_t> weight,
                                       accum_t* __restrict__ packed_weight, const int columns, const int column_tiles,
-                                      const int chunks, const int tile_columns) {
-  // blockIdx.x = ((group * column_tiles + column tile) * chunks + chunk) * 8 + cell
+                                      const int chunks, const int tile_columns, const int pack_blocks) {
+  // blockIdx.x = (group * cells + cell) * pack_blocks + which 128 columns, of all tiles
   const int cells = chunks * 8, block = static_cast<int>(blockIdx.x);
-  const int cell = block % cells, tile = block / cells % column_tiles, group = block / cells / column_tiles;
-  const int taps_h = problem.kernel_size[1] * problem.kernel_size[2], taps = problem.kernel_size[0] * taps_h;
+  const int cell = block / pack_blocks % cells, group = block / pack_blocks / cells;
+  const int index = block % pack_blocks * 128 + static_cast<int>(threadIdx.x);
+  if (index >= column_tiles * tile_columns) return;
+  const int* const kernel = problem.kernel_size;
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int each_tap = columns / taps;
-  for (int i = static_cast<int>(threadIdx.x); i < tile_columns; i += 128) {
-    // Column 2*l + e of a product's eight number m is channel VECTOR*l + 2*m + e of its group.
-    const int column = tile * tile_columns + i / GROUP * GROUP + i % 8 / 2 * VECTOR + i % GROUP / 8 * 2 + i % 2;
-    const int tap = column / each_tap, co = column % each_tap;
-    scalar_t values[VECTOR];
+  const int taps = kernel[0] * kernel[1] * kernel[2], each_tap = columns / taps;
+  // Neighbouring threads read neighbours: taps of a channel, or channels of a tap.
+  const bool channels_together = weight.stride[1] == 1;
+  const int tap = channels_together ? index / each_tap : index % taps, co = channels_together ? index % each_tap : index / taps;
+  const bool live = index < columns && co < out_channels;
+  scalar_t values[VECTOR];
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) {
-      // Element e of lane l in cell number c of four is channel VECTOR*l + EACH*c + e of its stage.
-      const int ci = cell / 4 * STAGED + v / EACH * VECTOR + cell % 4 * EACH + v % EACH;
-      const bool live = column < columns && co < out_channels && ci < channels;
-      values[v] = live ? *weight.at(group * channels + ci, co, tap / taps_h, tap % taps_h / problem.kernel_size[2],
-                                    tap % problem.kernel_size[2])
-                       : scalar_t();
-    }
-    round_words(values, reinterpret_cast<Words*>(packed_weight)[static_cast<index_t>(block) * tile_columns + i]);
+  for (int v = 0; v < VECTOR; ++v) {
+    // Element e of lane l in cell number c of four is channel VECTOR*l + EACH*c + e of its stage.
+    const int ci = cell / 4 * STAGED + v / EACH * VECTOR + cell % 4 * EACH + v % EACH;
+    values[v] = live && ci < channels ? *weight.at(group * channels + ci, co, tap / (kernel[1] * kernel[2]),
+                                                   tap / kernel[2] % kernel[1], tap % kernel[2])
+                                      : scalar_t();
   }
+  // Column 2*l + e of a product's eight number m is channel VECTOR*l + 2*m + e of its group.
+  const int column = index < columns ? tap * each_tap + co : index;
+  const int place = column % tile_columns / GROUP * GROUP + column % VECTOR / 2 * 8 + column % GROUP / VECTOR * 2 + column % 2;
+  const index_t row = static_cast<index_t>(group * column_tiles + column / tile_columns) * cells + cell;
+  round_words(values, reinterpret_cast<Words*>(packed_weight)[row * tile_columns + place]);
 }
 
 // ---- the product ----

@@ -224,7 +224,10 @@ ROWS_MISTAKES = {
     "sums stored before they are there": ("    fresh = false;\n    wgmma_wait<0>();\n", "    fresh = false;\n"),
     "sums of the tile before": ("chunk + odd + s > 0", "true"),
     "rows and columns of a fragment": ("i % 2 * 2 + q % 2", "q % 2 * 2 + i % 2"),
-    "weights in another order than columns": ("i % 8 / 2 * VECTOR + i % GROUP / 8 * 2", "i % 8 / 2 * 2 + i % GROUP / 8 * 8"),
+    "weights in another order than columns": (
+        "column % VECTOR / 2 * 8 + column % GROUP / VECTOR * 2",
+        "column % VECTOR / 2 * 2 + column % GROUP / VECTOR * VECTOR",
+    ),
     "weights in another order than inputs": ("v / EACH * VECTOR + cell % 4 * EACH", "v / EACH * EACH + cell % 4 * VECTOR"),
 }
 
