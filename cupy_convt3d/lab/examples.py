@@ -80,7 +80,7 @@ _MANY_ROWS = ("n1_c1to2_i8x2x29_k1x3x3_p0x1x1",)
 _APART = ("n2_c16to8_i2x8x8_k1x2x1", "n1_c17to8_i2x8x1_k1x2x1")
 # Strides that look like those of another layout or of aligned vectors, or tensors that begin where no vector does, each with its seeds.
 _DECEPTIVE = {
-    "n1_c16to8_i8x1x2_k2x1x1": (APART + 2, APART + 7, APART + 44),
+    "n1_c16to8_i8x1x2_k2x1x1": (APART + 2, APART + 7, APART + 17, APART + 44),
     "n1_c1to2_i2x6x7_k1x2x1": (APART + 7,),
     "n1_c1to2_i3x4x1_k1x2x1": (APART + 17, APART + 58),
     "n1_c4to8_i1x1x9_k1": (APART + 14,),
@@ -100,6 +100,11 @@ _DECEPTIVE = {
     # a second volume that begins at a multiple of 6 elements, not of 4 or 8: where 6 is asked for in their place, one address
     # in three shows it, so there are several layouts; and two taps, no whole vector, that begin where one does
     "n2_c1to1_i1x1x128_k1x1x2_s1x1x2": tuple(range(APART + 45, APART + 49)),
+    # a volume of one voxel, or of two, no whole vector, and a gap that makes the next one begin where a vector does; a plane of one
+    # row that is as far from the next as its length squared
+    "n2_c1to2_i1_k1": (APART + 6, APART + 7),
+    "n2_c1to2_i1x2x1_k1": (APART + 46,),
+    "n1_c1to2_i2x1x2_k1": (APART + 57,),
 }
 # Enough tiles for a block to have two, of one chunk of channels, of several, and of several output channels.
 _MANY_TILES = (
@@ -139,6 +144,8 @@ _MODES = {
     "n1_c2to11_i1x1x4_k1x1x2_s1x1x2": (0,),  # a last tile of 8 output channels that is not full, where rows have a stride
     # several chunks of channels, read as vectors of voxels and of channels, by all warps of two groups of 128 voxels
     "n1_c72to2_i1x1x136_k1x1x2_s1x1x2": (0, 1),
+    # all voxels of a tile of 128, which that many groups ask for, with two chunks of channels that are read as vectors of channels
+    "n1_c144to6_i1x1x128_k1_g6": (1,),
     "n1_c8to2_i1x1x500_k1x2x1": (0,),  # what follows the last position is not staged, and beyond shared memory
     # two warps with as many channels as they can keep, the last ones half of a product's; voxels lie together, and channels do
     "n1_c124to2_i1x1x40_k1x1x2_s1x1x2": (0, 1),
