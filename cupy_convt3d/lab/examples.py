@@ -91,12 +91,16 @@ _DECEPTIVE = {
     "n1_c2to2_i1x3x10_k1x1x2_s1x1x2": (0,),
     "n1_c2to4_i1x1x2_k1x1x4_s1x1x4": (APART + 15, APART + 16),
     "n1_c2to2_i1x1x2_k1x1x4_s1x1x4": (APART + 5,),
-    "n1_c2to2_i2x2x2_k2x1x2_s2x1x2": (APART + 57,),
-    "n1_c2to5_i1x1x2_k1": (APART + 5,),
+    "n1_c2to2_i2x2x2_k2x1x2_s2x1x2": (APART + 54, APART + 57),
+    "n1_c2to5_i1x1x2_k1": (APART + 4, APART + 5),
     "n1_c2to3_i1x1x2_k1": (APART + 15,),
     "n2_c4to2_i4x1x4_k1_g2": (APART + 7, APART + 16, APART + 25),  # planes, channels, volumes that begin where no vector does
     "n1_c2to14_i1_k2x1x2_s2x1x2": (APART + 42, APART + 43),  # a weight's planes, or rows, with a gap of one tap
-    "n1_c1to1_i1_k2x1x2_s2x1x2": (12418,),  # taps two apart; the one channel's stride is that of taps side by side
+    # taps two apart; the one channel's stride is that of taps side by side; planes as far apart as if they were square
+    "n1_c1to1_i1_k2x1x2_s2x1x2": (12418, 17261),
+    # rows of taps as far apart as there are planes, rows taken out, and one input channel with a stride of 1, which none needs
+    "n1_c1to1_i1_k2x4x1_s2x4x1": (APART + 13, APART + 53, 1462),
+    "n1_c1to1_i1x2x2_k4x1x1_s4x1x1": (APART + 12, APART + 48),  # planes of taps a gap apart; aligned rows shorter than vectors
     # a second volume that begins at a multiple of 6 elements, not of 4 or 8: where 6 is asked for in their place, one address
     # in three shows it, so there are several layouts; and two taps, no whole vector, that begin where one does
     "n2_c1to1_i1x1x128_k1x1x2_s1x1x2": tuple(range(APART + 45, APART + 49)),
@@ -141,6 +145,7 @@ _MODES = {
     # channels that lie together: two taps beside as many columns as eight taps have, and columns that are no whole runs of channels
     "n1_c2to32_i1x1x4_k1x1x2_s1x1x2": (1,),
     "n1_c2to40_i1x1x2_k2_s2": (1,),
+    "n1_c3to12_i1_k1_g3": (1,),  # a vector of channels that lie together, of one tap, in a wider tile
     "n1_c2to11_i1x1x4_k1x1x2_s1x1x2": (0,),  # a last tile of 8 output channels that is not full, where rows have a stride
     # several chunks of channels, read as vectors of voxels and of channels, by all warps of two groups of 128 voxels
     "n1_c72to2_i1x1x136_k1x1x2_s1x1x2": (0, 1),
