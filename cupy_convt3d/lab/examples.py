@@ -155,6 +155,8 @@ _MODES = {
     "n1_c6to216_i1x1x16_k1_g3": (0,),  # rows stored as vectors with one tap each, more columns than the threads take at once
     # two warps with as many channels as they can keep, the last ones half of a product's; voxels lie together, and channels do
     "n1_c124to2_i1x1x40_k1x1x2_s1x1x2": (0, 1),
+    # more chunks of channels than a ring of stages has buffers, of weights that are read as vectors, in the smallest tile too
+    "n1_c385to8_i1_k1": (0,),
 }
 # A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
 _HIGH_LIMITS = {"COLUMNS": 256}
