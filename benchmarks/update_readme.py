@@ -86,7 +86,10 @@ def section(shown: Sequence[Shown], pictures: bool = True) -> str:
     ]
     for device in dict.fromkeys(one.device for one in others):
         own = [one for one in others if one.device == device]
-        lines += ["", f"The same on {device}. {_origin(own[0])}", *_table_of_means(own)]
+        lines += ["", f"The same on {device}.", *_table_of_means(own), ""]
+        for source in dict.fromkeys(one.source for one in own):
+            of_file = [one for one in own if one.source == source]
+            lines += [f"- {', '.join(NAMES.get(one.dtype, one.dtype) for one in of_file)}: {_origin(of_file[0])}"]
     for one in shown:
         lines += ["", f"<details><summary>{NAMES.get(one.dtype, one.dtype)}: every problem</summary>", "", _origin(one), ""]
         if pictures:

@@ -214,19 +214,21 @@ def _choose(
 ) -> Automatic:
     known = registry.kernels(question.pass_name)
     tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=known)
+    if tuned is not None and not tuned.exact:  # what is quick for a problem near it may not be for this one
+        fit = {name: kernel for name, kernel in known.items() if _put_off(name, problem, question) is None}
+        tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=fit)
     if tuned is not None:
         return Automatic(tuned.kernel, tuned.instance, tuned, False, ())
     passed_over: list[str] = []
     small = arch is not None and is_launch_bound(problem, question.pass_name, DTYPES[question.precision].itemsize)
     order = ORDER[question.pass_name]
     for name in _LAUNCH_BOUND[question.pass_name] if small else order.get(arch or "host", order["sm_80"]):
-        if (reason := _put_off(name, problem, question)) is not None:
-            passed_over.append(f"{name}: {reason}")
-        elif name in known and known[name].deterministic:
+        if name in known and known[name].deterministic:
             instance, reason = _instance_for(known[name], problem, question.precision, arch, limits)
-            if instance is not None:
+            put_off = _put_off(name, problem, question)
+            if instance is not None and put_off is None:
                 return Automatic(known[name], instance, None, small, tuple(passed_over))
-            passed_over.append(reason)
+            passed_over.append(reason if instance is None else f"{name}: {put_off}")
     return Automatic(None, "", None, small, tuple(passed_over))
 
 

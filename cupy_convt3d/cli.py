@@ -97,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_measured(tune)
     tune.add_argument("--again", action="store_true", help="search what the database has, too")
     tune.add_argument(
-        "--known-only", action="store_true", help="time the defaults and what is known of other devices and layouts; search nothing"
+        "--known-only",
+        action="store_true",
+        help="time the defaults and what is known of other devices and layouts, search nothing (--again searches later)",
     )
     tune.add_argument("--out", type=Path, metavar="FILE.json", help="the database (default: your own, where 'auto' looks)")
     tune.set_defaults(command=_tune)

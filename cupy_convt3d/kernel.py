@@ -335,7 +335,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
     launches = declared.get("launch")
     if not isinstance(launches, list) or not launches:
         raise fail("no [[launch]]: give at least one with grid and block")
-    tunables = _defaults(source)
+    tunables = dict(_defaults(source))
     search = declared.get("search", {})
     if not isinstance(search, dict) or not all(isinstance(v, list) and v and all(type(n) is int for n in v) for v in search.values()):
         raise fail(f"search={search!r}: must be a table of tunable = [integers]")

@@ -18,13 +18,16 @@ most_columns = "min(COLUMNS, 4 * vector * (room // (chunks * 128 + 8) // (4 * ve
 column_tiles = "ceil_div(columns, max(4 * vector, most_columns))"
 tile_columns = "4 * vector * ceil_div(ceil_div(columns, column_tiles), 4 * vector)"
 pack_blocks = "ceil_div(column_tiles * tile_columns, 128)"
-streams = "max(1, min(block_tiles, multiprocessors // (column_tiles * groups)))"
+# Each block has a tile: it begins with copies of weights that only waiting for a product's waits for.
+streams = "max(1, min(ceil_div(block_tiles, WARPGROUPS), multiprocessors // (column_tiles * groups)))"
+# Behind the weights and the stages: a slot for each vector of columns and a bias for each column, at most 8 bytes a column.
 slots_at = "chunks * 128 * tile_columns + ring_bytes"
 shared_bytes = "slots_at + 8 * tile_columns + 8 * chunks"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "chunks <= 128 and most_columns >= 4 * vector and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
+"tile_columns <= 256" = "a product has at most 256 columns"
 "ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
 "max(voxels, column_tiles * tile_columns, groups * chunks * 8 * pack_blocks) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
 [search]

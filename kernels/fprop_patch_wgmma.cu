@@ -18,7 +18,8 @@ room = "227 * 1024 - ring_bytes - 8 * chunks"
 most_columns = "min(COLUMNS, 8 * (room // (chunks * 128 + 8) // 8))"
 column_tiles = "ceil_div(columns, max(8, most_columns))"
 tile_columns = "8 * ceil_div(ceil_div(columns, column_tiles), 8)"
-streams = "max(1, min(block_tiles, multiprocessors // (column_tiles * groups)))"
+# Each block has a tile: it begins with copies of weights that only waiting for a product's waits for.
+streams = "max(1, min(ceil_div(block_tiles, WARPGROUPS), multiprocessors // (column_tiles * groups)))"
 pairs_at = "chunks * 128 * tile_columns + ring_bytes"
 shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
 [restrictions]
@@ -26,6 +27,7 @@ shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "kernel_w == 2" = "it stores the two taps of a row together: a kernel of 2 along w"
 "chunks <= 128 and most_columns >= 8 and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
+"tile_columns <= 256" = "a product has at most 256 columns"
 "ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
 "max(voxels, columns, groups * column_tiles * chunks * 8) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
 [search]

@@ -823,6 +823,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           }
         }
       }
+      // A block must not end before its copies have landed, also of slabs that its classes had no use for.
+      for (int i = 0; stays && held != -1 && i < slabs; ++i) {
+        mbarrier_wait_patiently(slab.barriers + static_cast<unsigned>(i) * 8, slab.parity ^ 1u);
+      }
     }
     return;
   }

@@ -191,6 +191,18 @@ def test_what_was_measured_comes_first_and_at_once(own: Path, capsys: pytest.Cap
         assert "fprop tf32 channels_last: fprop_implicit_gemm_simt [fp32]\n    database: nothing" in out
 
 
+def test_what_was_quick_for_a_problem_near_it_must_suit_this_one(own: Path) -> None:
+    """A kernel that moves vectors of channels was measured; the problem near it has channels that are none."""
+    patch = LAYERS["patch"]
+    odd = replace(patch, out_channels=patch.out_channels + 2)
+    known = entry("fprop_patch_channels_last", problem=patch, precision="bf16", instance="bf16", layout="channels_last")
+    Database([known]).save(own)
+    found = choose(on("sm_90a"), "fprop", replace(patch, batch=2 * patch.batch), "bf16", "channels_last")
+    assert found.kernel is not None and found.kernel.name == "fprop_patch_channels_last" and found.tuned is not None
+    found = choose(on("sm_90a"), "fprop", odd, "bf16", "channels_last")
+    assert found.kernel is not None and found.kernel.name == "fprop_patch_stationary" and found.tuned is None
+
+
 def test_a_seen_problem_is_one_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = on("sm_90a")
     first = choose(backend, "fprop", WIDE, "tf32")

@@ -130,7 +130,7 @@ def test_how_patches_are_shared_out() -> None:
     kernel = kernels()["fprop_patch_wgmma"]
     for name, dtype, tile_columns, grid in (
         ("n2_c320to256_i16_k2_s2", "tf32", 128, 128),  # 16 tiles of 128 columns, 8 streams of voxels
-        ("n1_c512to64_i16_k2_s2", "tf32", 80, 126),  # 2 KiB a column
+        ("n1_c512to64_i16_k2_s2", "tf32", 80, 112),  # 2 KiB a column; 32 tiles of voxels for 2 warpgroups of 16 streams
         ("n1_c64to32_i64x80x96_k2_s2", "bf16", 128, 132),
     ):
         launch = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches[-1]
@@ -157,6 +157,23 @@ PATCH_MISTAKES = {
     "sums of the tile before": ("chunk + odd + s > 0", "true"),
     "rows and columns of a fragment": ("half % 2 * 2 + q % 2", "q % 2 * 2 + half % 2"),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "problem"),
+    [
+        ("fprop_patch_wgmma", "ceil_div(block_tiles, WARPGROUPS)", "block_tiles", "n1_c72to2_i1x1x136_k1x1x2_s1x1x2"),
+        ("fprop_patch_channels_last", "ceil_div(block_tiles, WARPGROUPS)", "block_tiles", "n1_c72to2_i1x1x136_k1x1x2_s1x1x2"),
+        ("fprop_rolling_wgmma", "stays && held != -1 && i < slabs", "false", "n1_c1to1_i1_k1x2x1_s1x2x1"),
+    ],
+)
+def test_a_block_that_ends_before_its_copies_have_landed(name: str, right: str, wrong: str, problem: str) -> None:
+    kernel = kernels()[name]
+    assert kernel.source.count(right) == 1
+    assert verify(HostBackend(), kernel, Problem.parse(problem), "tf32", "exact", 0).ok
+    trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken")
+    with pytest.raises(LaunchError, match=r"ended before \d+ bulk copies had landed, the first of \d+ bytes from .*mistaken.cu:\d+"):
+        verify(HostBackend(), trial, Problem.parse(problem), "tf32", "exact", 0)
 
 
 def assert_found(kernel: Kernel, right: str, wrong: str, problems: Sequence[str]) -> None:
@@ -186,7 +203,7 @@ ROWS = (
 
 
 @pytest.mark.parametrize("dtype", kernels()["fprop_patch_channels_last"].dtypes)
-@pytest.mark.parametrize("tunables", [{}, {"ROWS": 2, "COLUMNS": 64}, {"COLUMNS": 256, "STAGES": 4}, {"WARPGROUPS": 1, "STAGES": 6}])
+@pytest.mark.parametrize("tunables", [{}, {"ROWS": 2, "COLUMNS": 64}, {"COLUMNS": 256, "STAGES": 4}, {"WARPGROUPS": 3, "STAGES": 6}])
 def test_rows_of_channels(tunables: dict[str, int], dtype: str) -> None:
     kernel = kernels()["fprop_patch_channels_last"].replace_tunables(**tunables)
     for problem in map(Problem.parse, ROWS):

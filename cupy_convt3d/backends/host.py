@@ -33,7 +33,7 @@ SANITIZERS = {
 }
 _FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
 _UNOPTIMIZED = ("-O0", "-g0")  # come after the others and win
-# What the kernel's own code calls is optimized all the same, and once: products of the tensor cores take longest.
+# What the kernel's own code calls is optimized all the same, and once: products of the tensor cores take longest. (clang ignores it.)
 _EVERY_KERNELS = """\
 #pragma GCC push_options
 #pragma GCC optimize("O2")

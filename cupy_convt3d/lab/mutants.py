@@ -249,7 +249,7 @@ class _Judge:
 
     def watch(self, changed: Kernel, dtypes: list[str], sanitizer: str) -> tuple[Example, Outcome] | None:
         """As `kill`: what lies past a local array, or what a barrier orders, may come out right all the same."""
-        with Worker(changed, "host", sanitizer, 10 * _TIME_LIMIT_S, self.cache, optimize=False) as watched:
+        with Worker(changed, "host", sanitizer, 10 * _TIME_LIMIT_S, self.cache, optimize=False, once=True) as watched:
             return first_failure(watched, changed, examples=0, dtypes=dtypes, kinds=_EXACT)
 
     def code(self, dtype: str) -> bytes:

@@ -22,9 +22,9 @@ _PAGE = """\
 `convt3d mutants` changes one thing at a time in a kernel's source: a bound, a sign, a stride, a modulo, the order of indices, a
 barrier, a term, the limit of a loop, the type of a sum or of an index. Each mutant is compiled for the host, without optimization
 for that is quicker, and given to the problems of `convt3d check`: those that killed the last mutants, then all its edge problems and
-tails in one element type. What passes gets them in the other types, {examples} problems drawn at random, and the edge problems and tails in the
-first and the last type under a sanitizer. It is **killed** if the check rejects it, by a wrong value, an overrun, a crash, a hang or a
-race. The kernel itself passes the same first.
+tails in one element type. What passes gets them in the other types, {examples} problems drawn at random, and the edge problems and tails
+in the first and the last type under a sanitizer. It is **killed** if the check rejects it, by a wrong value, an overrun, a crash, a
+hang or a race. The kernel itself passes the same first.
 **Survived**: the check let it through. **Equivalent**: it computes the same for every problem, as far as the machine code says or
 as argued below; what changes only speed is among these. **Invalid**: it does not compile. **Not compiled**: its line is in a branch
 that the host's preprocessor drops (`#if defined(__CUDACC__)`, or another value of a tunable), so it says nothing of the check. The

@@ -39,8 +39,8 @@ def tune(
 ) -> Database:
     """Search every kernel that can do a problem, and write the best configuration of each into the database at `path`.
 
-    A search begins at the best of the kernel's default and what this database and the shipped one have for the same problem on
-    other devices, in other layouts, and in element types of the same size. On a GPU the bench's first rival, torch's own
+    A search begins at the best of the kernel's default and what this database and the shipped one have for the same problem, on
+    any device, in any layout and in element types of the same size, of older code too. On a GPU the bench's first rival, torch's own
     operator, is timed beside the kernels and written down too.
 
     The file is written after every problem, and what it already holds of a kernel whose code has not changed is not searched again:
@@ -58,7 +58,7 @@ def tune(
         tell: gets a line for each kernel and problem.
     """
     database = Database.load(path)
-    known = [*Database.load(SHIPPED).entries(), *database.entries()]
+    shipped = Database.load(SHIPPED).entries()
     device = bench.backend.device_name
     work = [
         (Question(device, pass_name, precision, layout), name, problem)
@@ -72,6 +72,7 @@ def tune(
         if progress is not None:
             progress(number, len(work), text)
         own = [kernel for kernel in kernels.values() if kernel.pass_name == question.pass_name]
+        known = (*shipped, *database.entries())
         here = [entry for entry in known if (entry.pass_name, entry.problem) == (question.pass_name, str(problem))]
         found = _tune_problem(bench, question, name, problem, own, database, here, again, known_only)
         for entry, line in found:

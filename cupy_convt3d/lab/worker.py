@@ -84,6 +84,7 @@ class Worker:
         time_limit_s: a longer example counts as a hang; under the thread sanitizer six times as long.
         cache: a directory for compiled kernels in place of the user's.
         optimize: as `HostBackend` takes it.
+        once: as `verify.verify` takes it.
 
     Raises:
         BackendError: the sanitizer's runtime is missing.
@@ -97,8 +98,10 @@ class Worker:
         time_limit_s: float = 10.0,
         cache: Path | None = None,
         optimize: bool = True,
+        once: bool = False,
     ) -> None:
         self.kernel = kernel
+        self.once = once
         self.backend = backend
         self.sanitizer = sanitizer
         self.time_limit_s = time_limit_s
@@ -146,7 +149,7 @@ class Worker:
         Raises:
             KernelError, CompileError, BackendError: the kernel cannot be compiled or cannot do the problem.
         """
-        reply = self._run("verify", problem, dtype, kind, seed)
+        reply = self._run("verify", problem, dtype, kind, seed, self.once)
         assert isinstance(reply, Outcome)
         return reply
 
@@ -333,10 +336,10 @@ def _serve(source: int, target: int) -> None:
             _write(target, ("error", ("RuntimeError", traceback.format_exc())))
 
 
-def _verify(backend: Any, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+def _verify(backend: Any, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int, once: bool = False) -> Outcome:
     if kind == FAR:
         return verify_far(backend, kernel, problem, dtype, seed)
-    return verify(backend, kernel, problem, dtype, kind, seed)
+    return verify(backend, kernel, problem, dtype, kind, seed, once=once)
 
 
 def _dry_run(backend: Any, kernel: Kernel, problem: Problem, dtype: str) -> Outcome:

@@ -69,6 +69,7 @@ struct Launch {
   char* arena;
   size_t arena_used, static_used;
   char* dynamic;
+  void (*at_end)();       // what is looked at when a block has ended, by what it used
   unsigned block_serial;  // counts blocks run, so that what one leaves unfinished is not taken for the next one's
   unsigned generation;    // counts launches, so that shared variables are placed anew in each
 
@@ -409,6 +410,7 @@ CONVT3D_RUNTIME inline void run_block(uint64_t block_number) {
   poison_arena();
   choose_set(block_number);
   switch_fiber(&launcher, state.idle[--state.idle_count]);
+  if (state.at_end != nullptr) state.at_end();
 }
 
 }  // namespace convt3d_host

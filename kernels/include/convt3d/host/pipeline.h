@@ -18,6 +18,7 @@ struct PendingCopy {
   const void* source;
   unsigned bytes;
   Mbarrier* barrier;
+  Site site;
 };
 
 struct CopyQueue {
@@ -26,6 +27,14 @@ struct CopyQueue {
 };
 
 inline CopyQueue copy_queue{};
+
+// On a GPU such a copy would land in the shared memory of the block that comes next.
+CONVT3D_RUNTIME inline void require_no_copies() {
+  if (copy_queue.block_serial != state.block_serial || copy_queue.count == 0) return;
+  const Site site = copy_queue.copies[0].site;
+  describe_failure("ended before %u bulk copies had landed, the first of %u bytes from %s:%d: nobody has waited for them",
+                   copy_queue.count, copy_queue.copies[0].bytes, site.file, site.line);
+}
 
 CONVT3D_RUNTIME inline void check_mbarrier(const Mbarrier* barrier, Site site) {
   if (barrier->arrivals != 0xfff && barrier->arrivals != 0) return;  // poison
@@ -136,14 +145,18 @@ CONVT3D_RUNTIME inline void bulk_copy(unsigned target, const void* source, unsig
   char* place = state.arena + target;
   Mbarrier* counter = mbarrier_at(barrier);
   const uintptr_t places = reinterpret_cast<uintptr_t>(place) | reinterpret_cast<uintptr_t>(source) | bytes;
-  if (copy_queue.block_serial != state.block_serial) copy_queue = {state.block_serial, 0, {}};
+  if (copy_queue.block_serial != state.block_serial) {
+    copy_queue.block_serial = state.block_serial;
+    copy_queue.count = 0;
+    state.at_end = require_no_copies;
+  }
   if (places % 16 != 0 || bytes == 0 || copy_queue.count == 1024) {
     describe_failure("bulk copy of %u bytes at %s:%d: places and size must be multiples of 16 (or 1024 copies are waiting)",
                      bytes, file, line);
     abandon_block();
   }
   tsan_release(reinterpret_cast<char*>(counter));
-  copy_queue.copies[copy_queue.count++] = {place, source, bytes, counter};
+  copy_queue.copies[copy_queue.count++] = {place, source, bytes, counter, {file, line, "bulk_copy"}};
   wake_waiters(counter);
 }
 
