@@ -254,7 +254,6 @@ def test_mistakes_in_rows_of_channels_are_found(mistake: str) -> None:
     assert_found(kernels()["fprop_patch_channels_last"], *ROWS_MISTAKES[mistake], ROWS)
 
 
-
 def test_tf32_operands_lose_their_low_bits() -> None:
     kernel = kernels()["fprop_rolling_wgmma"]
     unrounded = kernel.source.replace("high.words[v] = round_to_tf32(values[v]);", "high.words[v] = __float_as_uint(values[v]);")
