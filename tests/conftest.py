@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +24,7 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 _own_cache = pytest.StashKey[str]()
+_shared = pytest.StashKey[Path]()
 
 
 @lru_cache(maxsize=1)
@@ -44,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if "CONVT3D_CACHE" not in os.environ:
         directory = tempfile.mkdtemp(prefix="convt3d-tests-")
         os.environ["CONVT3D_CACHE"] = config.stash[_own_cache] = directory
+    config.stash[_shared] = Path(os.environ["CONVT3D_CACHE"])
+    config.stash[_shared].mkdir(parents=True, exist_ok=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -57,6 +62,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test marked `alone` begins when the other workers have ended theirs, which begin no other before it has ended."""
+    mode = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    directory = item.config.stash[_shared]
+    with (directory / "gate.lock").open("w") as gate, (directory / "room.lock").open("w") as room:
+        fcntl.flock(gate, mode)  # who waits for the room keeps the gate: no test that shares it overtakes one that does not
+        fcntl.flock(room, mode)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
