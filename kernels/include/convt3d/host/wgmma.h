@@ -70,18 +70,21 @@ CONVT3D_RUNTIME inline ProductQueue& product_queue() {
 // One row of A, or one column of B, as its descriptor places it.
 inline void load_operand(unsigned descriptor, int row, float (&values)[operand_k]) {
   const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4, row_step = 128;
-  for (int k = 0; k < operand_k; ++k) {
-    const size_t within = static_cast<size_t>(k) * sizeof(operand_t);
-    const char* place = state.arena + start + static_cast<size_t>(row / 8) * row_step + static_cast<size_t>(row % 8) * 16 +
-                        within / 16 * k_step + within % 16;
-    values[k] = operand_value(*reinterpret_cast<const operand_t*>(place));
+  constexpr int cell = 16 / static_cast<int>(sizeof(operand_t));
+  const char* place = state.arena + start + static_cast<size_t>(row / 8) * row_step + static_cast<size_t>(row % 8) * 16;
+  for (int k = 0; k < operand_k; k += cell, place += k_step) {
+    operand_t elements[cell];
+    memcpy(elements, place, sizeof elements);
+    for (int i = 0; i < cell; ++i) values[k + i] = operand_value(elements[i]);
   }
 }
+
+typedef double Pair __attribute__((vector_size(16)));  // of two rows
 
 inline void multiply(const PendingProduct& product) {
   const int thread = static_cast<int>(current - state.threads) % 128, lane = thread % 32;
   const int row = thread / 32 * 16 + lane / 4;
-  float a[2][operand_k], b[operand_k];
+  float a[2][operand_k], b[2][operand_k];
   if (product.registers == nullptr) {
     load_operand(product.a, row, a[0]);
     load_operand(product.a, row + 8, a[1]);
@@ -93,14 +96,21 @@ inline void multiply(const PendingProduct& product) {
       abandon_block();
     }
   }
+  Pair rows[operand_k];
+  for (int k = 0; k < operand_k; ++k) rows[k] = Pair{a[0][k], a[1][k]};
   for (int tile = 0; tile < product.columns / 8; ++tile) {
-    for (int column = 0; column < 2; ++column) {
-      load_operand(product.b, tile * 8 + lane % 4 * 2 + column, b);
-      for (int half = 0; half < 2; ++half) {
-        double sum = product.accumulate ? product.d[tile * 4 + half * 2 + column] : 0.0f;
-        for (int k = 0; k < operand_k; ++k) sum += static_cast<double>(a[half][k]) * b[k];
-        product.d[tile * 4 + half * 2 + column] = static_cast<float>(sum);
-      }
+    float* d = product.d + tile * 4;
+    load_operand(product.b, tile * 8 + lane % 4 * 2, b[0]);
+    load_operand(product.b, tile * 8 + lane % 4 * 2 + 1, b[1]);
+    Pair left{}, right{};
+    if (product.accumulate) left = Pair{d[0], d[2]}, right = Pair{d[1], d[3]};
+    for (int k = 0; k < operand_k; ++k) {
+      left += rows[k] * static_cast<double>(b[0][k]);
+      right += rows[k] * static_cast<double>(b[1][k]);
+    }
+    for (int half = 0; half < 2; ++half) {
+      d[half * 2] = static_cast<float>(left[half]);
+      d[half * 2 + 1] = static_cast<float>(right[half]);
     }
   }
 }
