@@ -94,6 +94,8 @@ _DECEPTIVE = {
     "n1_c2to2_i2x2x2_k2x1x2_s2x1x2": (APART + 54, APART + 57),
     "n1_c2to5_i1x1x2_k1": (APART + 4, APART + 5),
     "n1_c2to3_i1x1x2_k1": (APART + 15,),
+    "n1_c1to2_i1_k1x1x3_s1x1x4": (APART + 8,),  # a stride of four that would be whole pairs, with taps for three of four outputs, or one
+    "n1_c1to2_i1_k1_s1x1x4": (APART + 8,),
     "n2_c4to2_i4x1x4_k1_g2": (APART + 7, APART + 16, APART + 25),  # planes, channels, volumes that begin where no vector does
     "n1_c2to14_i1_k2x1x2_s2x1x2": (APART + 42, APART + 43),  # a weight's planes, or rows, with a gap of one tap
     # taps two apart; the one channel's stride is that of taps side by side; planes as far apart as if they were square
@@ -156,6 +158,13 @@ _MODES = {
     "n1_c6to216_i1x1x16_k1_g3": (0,),  # rows stored as vectors with one tap each, more columns than the threads take at once
     # two warps with as many channels as they can keep, the last ones half of a product's; voxels lie together, and channels do
     "n1_c124to2_i1x1x40_k1x1x2_s1x1x2": (0, 1),
+    # planes copied in bulk: several full chunks of each, rows through shared memory; a tile that begins in the gap behind a volume, then a
+    # smaller one, of whose last chunk one channel is copied in no run of eight
+    "n1_c32to8_i4x16x22_k1x2x3_s1x1x2_p0x0x1": (0,),
+    "n3_c33to2_i1x24x24_k1x3x1": (0,),
+    # inputs laid out as cells: a last chunk that is not full, where voxels lie together and channels do; more positions than 256 eights
+    "n1_c56to1_i1x1x2_k1x2x1_s1x2x1": (0, 1),
+    "n1_c1to1_i1x1x2000_k1x2x2_s1x2x1": (0,),
     # more chunks of channels than a ring of stages has buffers, of weights that are read as vectors, in the smallest tile too
     "n1_c385to8_i1_k1": (0,),
 }
