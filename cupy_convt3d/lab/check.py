@@ -269,11 +269,14 @@ class _Search:
                         self.run(problem, dtype, kind, seed)
 
     def run_far(self) -> None:
-        """Run tensors past 2^31 elements, and with strides past 2^32, in the smallest of the dtypes."""
-        if self.worker.backend != "host" or self.sanitize is not None or self.kernel.is_persistent:
+        """Run tensors past 2^31 elements, and with strides past 2^32, in the smallest of the dtypes.
+
+        The former run in their last blocks alone, so not where a block stays and computes what falls to it.
+        """
+        if self.worker.backend != "host" or self.sanitize is not None:
             return
         self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
-        for problem in far_problems(self.kernel.pass_name):
+        for problem in () if self.kernel.is_persistent else far_problems(self.kernel.pass_name):
             patch = replace(problem, stride=problem.kernel_size)
             pairs = (1, max(1, math.prod(problem.kernel_size) // 2), 2)
             near = (problem, patch, replace(problem, kernel_size=pairs, stride=pairs))

@@ -96,6 +96,12 @@ _DECEPTIVE = {
     "n1_c2to3_i1x1x2_k1": (APART + 15,),
     "n1_c1to2_i1_k1x1x3_s1x1x4": (APART + 8,),  # a stride of four that would be whole pairs, with taps for three of four outputs, or one
     "n1_c1to2_i1_k1_s1x1x4": (APART + 8,),
+    # planes that could be copied in bulk but for one thing: a gap, where they begin, a size that is no whole vector; channels likewise
+    "n1_c1to1_i1x256x1_k1": (APART + 8,),
+    "n2_c4to1_i4x16x16_k1": tuple(APART + n for n in (2, 5, 6, 7, 10, 12, 13, 14, 15, 16, 17, 35, 59)),
+    "n1_c1to1_i1x29x10_k1": (APART + 47,),
+    "n1_c1to1_i1x17x17_k1": (APART + 7,),
+    "n1_c1to1_i1x2x1_k1x1x2_d1x1x256": (APART + 47,),
     "n2_c4to2_i4x1x4_k1_g2": (APART + 7, APART + 16, APART + 25),  # planes, channels, volumes that begin where no vector does
     "n1_c2to14_i1_k2x1x2_s2x1x2": (APART + 42, APART + 43),  # a weight's planes, or rows, with a gap of one tap
     # taps two apart; the one channel's stride is that of taps side by side; planes as far apart as if they were square
@@ -162,6 +168,21 @@ _MODES = {
     # smaller one, of whose last chunk one channel is copied in no run of eight
     "n1_c32to8_i4x16x22_k1x2x3_s1x1x2_p0x0x1": (0,),
     "n3_c33to2_i1x24x24_k1x3x1": (0,),
+    "n2_c1to1_i1x20x9_k1x2x2_d1x1x14": (0,),  # planes larger than a tile, dilated beyond a row
+    "n1_c72to1_i1x16x16_k1": (0,),  # chunks of six cells
+    # several tiles of output channels, of positions and of taps, in two groups, with rows that have no tap
+    "n1_c2to18_i1x2x130_k17x1x2_s1x2x1_p8x0x0_g2": (0,),
+    # a class without taps beside others; stride and dilation with a common divisor, another on each axis
+    "n1_c1to1_i1x1x2_k1x1x9_s1x1x10": (0,),
+    "n1_c1to1_i1x2x2_k1x3x3_s1x2x4_d1x1x2": (0,),
+    # outputs that are filled first: several tiles of channels, the last not full, two classes of rows, several planes; with gaps along w,
+    # in several volumes, with tiles that begin within rows; a last tile that ends within a row; more planes than the input has, of taps
+    # that are not kept; cropped rows past 2^31 elements of a plane
+    "n1_c1to12_i1x2x2_k24x2x2_s1x3x2_p0x1x0_op0x0x1_d1x1x2": (0, 1),
+    "n4_c1to5_i1x4x29_k1x1x2_s1x2x2_p0x0x1_op0x0x1_d1x1x2": (0,),
+    "n1_c1to1_i1x1x262_k1_s1x2x1_p0x0x3_op0x1x0": (0,),
+    "n1_c1to1_i1_k2x59x1_p0x29x0": (0,),
+    "n1_c1to1_i1x1001x1_k1_s1x1000x1_p0x500000x0_op0x1x4999_d1x1x5000": (0,),
     # inputs laid out as cells: a last chunk that is not full, where voxels lie together and channels do; more positions than 256 eights
     "n1_c56to1_i1x1x2_k1x2x1_s1x2x1": (0, 1),
     "n1_c1to1_i1x1x2000_k1x2x2_s1x2x1": (0,),
