@@ -183,6 +183,12 @@ _MODES = {
     "n1_c1to1_i1x1x262_k1_s1x2x1_p0x0x3_op0x1x0": (0,),
     "n1_c1to1_i1_k2x59x1_p0x29x0": (0,),
     "n1_c1to1_i1x1001x1_k1_s1x1000x1_p0x500000x0_op0x1x4999_d1x1x5000": (0,),
+    # steps of three planes in two chains, several tiles of channels, odd rows of pairs; a bias for rows that no tap reaches, beside others;
+    # a group's chunks of channels that end where a block leaves the group; as many sums as a thread can have
+    "n1_c1to60_i2x2x2_k8x1x1_s3x2x2_d2x1x1_bias": (0, 1),
+    "n1_c1to1_i3x1x2_k5x1x2_s1x2x6_p0x0x1_d1x1x3": (0,),
+    "n1_c320to5_i1x2x1_k1x3x1_s1x2x1_g5": (0,),
+    "n1_c1to96_i1_k2x2x1_s1x2x1": (0,),
     # inputs laid out as cells: a last chunk that is not full, where voxels lie together and channels do; more positions than 256 eights
     "n1_c56to1_i1x1x2_k1x2x1_s1x2x1": (0, 1),
     "n1_c1to1_i1x1x2000_k1x2x2_s1x2x1": (0,),
