@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seed", type=_count, default=0, help="of the search, or of the one example of --problem (default 0)")
     check.add_argument("--sanitize", choices=("address", "undefined", "thread"), help="host backend only")
     check.add_argument("--problem", type=_problem, metavar="NAME", help="check this one only, such as n1_c1to2_i3_k3_s2")
-    check.add_argument("--kind", action="append", choices=("exact", "exact_wide", "random", "far"), help="default: all")
+    check.add_argument("--kind", action="append", choices=("exact", "exact_wide", "random", "nan", "far"), help="default: all but nan")
     check.add_argument("--tunable", action="append", type=_tunable, metavar="NAME=VALUE", help="in place of the source's default")
     check.add_argument("--in-process", action="store_true", help="no child process, for compute-sanitizer, ncu or a debugger")
     check.set_defaults(command=_check)

@@ -167,6 +167,29 @@ def test_verify_sees_one_wrong_voxel_in_any_layout(kind: str, seed: int) -> None
     assert outcome.got == pytest.approx(np.float32(outcome.expected) * 1.01 + 1, rel=1e-5)
 
 
+def test_nan_that_is_multiplied_by_zero_is_seen() -> None:
+    """A kernel that reads some input where no tap leads to one, and takes it times zero, is right on numbers alone."""
+    source = registry.kernel("fprop_gather").source
+    zero_times = source.replace("if (iw < 0) continue;", "").replace("id, ih, iw)", "id, ih, iw < 0 ? 0 : iw)")
+    zero_times = zero_times.replace("* to_accum(*w);", "* to_accum(*w) * accum_t(iw >= 0);")
+    for text, passes in ((source, True), (zero_times, False)):
+        report = check(Kernel.from_source(text), backend="host", dtypes=["fp32"], examples=0, kinds=["nan"])
+        assert report.passed == passes, str(report)
+    assert "a NaN among the inputs" in str(report)
+    assert check(Kernel.from_source(zero_times), backend="host", dtypes=["fp32"], examples=0, kinds=["exact"]).passed
+
+
+def test_lost_nan_and_unwritten_elements_are_told_apart() -> None:
+    problem = Problem.parse("n1_c1to1_i1x1x3_k1")
+    source = registry.kernel("fprop_gather").source
+    lost = source.replace("to_scalar(sum)", "to_scalar(sum != sum ? accum_t(0) : sum)")
+    outcome = verify(HostBackend(), Kernel.from_source(lost), problem, "fp32", "nan", 0)
+    assert outcome.message.startswith("wrong value (a NaN") and outcome.got == 0
+    unwritten = source.replace("*output.at", "if (o.w != 1) *output.at")
+    outcome = verify(HostBackend(), Kernel.from_source(unwritten), problem, "fp32", "nan", 0)
+    assert outcome.message.startswith("never written")
+
+
 def test_written_input_is_seen() -> None:
     source = PLAIN.replace("const float* weight", "float* weight").replace(
         "  own[thread] = 0;", "  own[thread] = 0; weight[0] += 0.5f;"

@@ -257,7 +257,7 @@ def test_the_layouts_of_the_larger_problems() -> None:
     """Each tensor is channels_last for some seed, and from `APART` on only one axis is not aligned."""
     shape, seen = (2, 16, 2, 8, 8), set()
     for problem, seed in layouts(kernel("fprop_implicit_gemm_mma"), "fp16"):
-        example = _Example(HostBackend(), kernel("fprop_implicit_gemm_mma"), problem, "fp16", seed)
+        example = _Example(HostBackend(), kernel("fprop_implicit_gemm_mma"), problem, "fp16", "random", seed)
         generator = np.random.Generator(np.random.PCG64([seed, 1])) if seed else None
         strides = [example.place(name, shape, 0, generator).strides for name in ("input", "weight", "output")]
         seen |= {(name, s[1] == 1 and s[4] == 16) for name, s in zip(("input", "weight", "output"), strides, strict=True)}

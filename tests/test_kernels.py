@@ -59,6 +59,17 @@ def test_edges(name: str, dtype: str, device: Backend) -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_nan_reaches_what_its_taps_lead_to_alone(name: str, dtype: str, device: Backend) -> None:
+    """For all kernels but `fprop_grouped_mma`, which takes inputs times weights of zero; docs/how/error_bound.md says so."""
+    kernel = kernels()[name]
+    taken = [problem for problem in EDGE_PROBLEMS if refused(name, problem, dtype) is None]
+    outcomes = [verify(device, kernel, problem, dtype, "nan", seed) for problem in taken for seed in (1, 2)]
+    wrong = [outcome.message for outcome in outcomes if not outcome.ok]
+    assert bool(wrong) == (name == "fprop_grouped_mma"), wrong
+    assert all(message.startswith("wrong value (a NaN") for message in wrong)
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_random_problems(name: str, dtype: str, device: Backend) -> None:
     kernel = kernels()[name]
 

@@ -284,6 +284,15 @@ def test_long_sums_narrow_the_range_before_they_thin_out() -> None:
         assert np.abs(tensor).max() == 2 and (tensor != 0).all()
 
 
+def test_one_nan_among_the_inputs() -> None:
+    problem = Problem.parse("n2_c4to6_i3_k3_s2_bias")
+    for pass_name, places in (("fprop", ["input"]), ("dgrad", ["grad_output"]), ("wgrad", ["input", "grad_output"])):
+        for seed in range(4):
+            nans = {name: int(np.isnan(t).sum()) for name, t in draw_tensors(pass_name, problem, "bf16", "nan", seed).items()}
+            assert {name for name, count in nans.items() if count} == {places[seed % len(places)]}
+            assert sum(nans.values()) == 1
+
+
 def test_tensors_depend_on_the_seed_alone() -> None:
     problem = Problem.parse("n2_c4to6_i3_k3_s2_bias")
     for kind in KINDS:

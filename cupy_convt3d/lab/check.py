@@ -26,7 +26,7 @@ from .check_report import CheckReport, Counterexample
 from .examples import Example, combinations, configurations, fitting, is_forced, layouts, reproduce, tails, tiles, variants
 from .far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems
 from .shrink import shrink_example
-from .tensors import KINDS
+from .tensors import KINDS, NAN
 from .verify import Outcome
 from .worker import InProcess, Worker
 
@@ -91,7 +91,7 @@ def check(
         progress: called with (examples done, examples in all, what is being done).
         time_limit_s: an example that takes longer is a hang.
         problem: check only this one, with this seed.
-        kinds: of `tensors.KINDS`; None: all of them.
+        kinds: of `tensors.KINDS`, or "nan"; None: all of the former.
         in_process: no child process, for tools that watch one (compute-sanitizer, ncu, a debugger); without `sanitize`.
 
     Raises:
@@ -165,8 +165,8 @@ class _Search:
         for dtype in dtypes or ():
             if dtype not in kernel.dtypes:
                 raise KernelError(f"{kernel.name} has no {dtype} instance (it has {', '.join(kernel.dtypes)})")
-        if unknown := set(kinds or ()) - {*KINDS, FAR}:
-            raise KernelError(f"kind={sorted(unknown)[0]!r}: must be one of {', '.join(KINDS)}, {FAR}")
+        if unknown := set(kinds or ()) - {*KINDS, NAN, FAR}:
+            raise KernelError(f"kind={sorted(unknown)[0]!r}: must be one of {', '.join(KINDS)}, {NAN}, {FAR}")
         self.kernel, self.sanitize, self.progress = kernel, sanitize, progress
         self.report = CheckReport(kernel.name, backend, tuple(dtypes or kernel.dtypes))
         self.pairs = combinations(self.report.dtypes, kinds or KINDS)

@@ -12,7 +12,7 @@ from ..kernel import Kernel
 from ..problem import Problem
 from . import strategies
 from .far import FAR
-from .tensors import KINDS, WIDE
+from .tensors import KINDS, NAN, WIDE
 from .verify import APART
 
 # The tunables of a kernel that are tile sizes, and the quantity whose tails they have.
@@ -286,7 +286,7 @@ def layouts(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
 
 def combinations(dtypes: Sequence[str], kinds: Sequence[str] = KINDS) -> list[tuple[str, str]]:
     """Return (kind, dtype), exact before random; only some dtypes keep wide integers."""
-    pairs = [(kind, dtype) for kind in (*KINDS, FAR) if kind in kinds for dtype in dtypes]
+    pairs = [(kind, dtype) for kind in (*KINDS, NAN, FAR) if kind in kinds for dtype in dtypes]
     return [(kind, dtype) for kind, dtype in pairs if kind != "exact_wide" or dtype in WIDE]
 
 

@@ -15,6 +15,7 @@ from ..problem import Problem
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KINDS = ("exact", "exact_wide", "random")
+NAN = "nan"  # the kind of such an example, beside these; a check runs it when asked for it
 # Below this bound B every partial sum of integers is exact in the accumulator, and for fp16 the result does not overflow.
 EXACT_LIMIT = {"fp64": 2**53, "fp32": 2**24, "fp16": 65504, "bf16": 2**24, "tf32": 2**24, "tf32x3": 2**24}
 WIDE = ("fp64", "fp32", "tf32x3")  # whose products keep the bits of "exact_wide"
@@ -42,7 +43,8 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
         kind: "exact": integers in [-8, 8] but 0. "exact_wide": odd integers of 13 to 16 bits in one operand and +-1..3 in the other,
             swapped by the parity of the seed, `WIDE` dtypes only; for fp64 they have 26 to 32 bits, so that a detour through
             fp32 shows too. Both narrow the range, and for very long sums thin out an operand, so that `reference.magnitude`
-            stays below `EXACT_LIMIT[dtype_name]`. "random": standard normal, rounded to the dtype.
+            stays below `EXACT_LIMIT[dtype_name]`. "nan": as "exact" with one NaN, the first element, the last, or any, of "input" or
+            "grad_output" (where both are read, by the parity of the seed). "random": standard normal, rounded to the dtype.
         seed: any integer from 0.
 
     Raises:
@@ -57,15 +59,21 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
     if kind == "random":
         precise: type = np.float64 if dtype_name == "fp64" else np.float32
         return {name: generator.standard_normal(shape, precise).astype(dtype, copy=False) for name, shape in read.items()}
-    if kind not in KINDS or (kind == "exact_wide" and dtype_name not in WIDE):
-        raise ProblemError(f"kind={kind!r}: must be one of {', '.join(KINDS)}, and exact_wide only with {', '.join(WIDE)}")
+    if kind not in (*KINDS, NAN) or (kind == "exact_wide" and dtype_name not in WIDE):
+        raise ProblemError(f"kind={kind!r}: must be one of {', '.join(KINDS)}, {NAN}, and exact_wide only with {', '.join(WIDE)}")
     largest_term = (EXACT_LIMIT[dtype_name] - 1) / most_terms(pass_name, problem)  # what each term may come to
-    if kind == "exact":
+    if kind != "exact_wide":
         integers = _draw_small(generator, read, largest_term)
     else:
         wide = [name for name in read if name != "bias"][seed % 2]
         integers = _draw_wide(generator, read, largest_term, wide, (26, 32) if dtype_name == "fp64" else (13, 16))
-    return {name: array.astype(dtype) for name, array in integers.items()}
+    tensors = {name: array.astype(dtype) for name, array in integers.items()}
+    if kind == NAN:
+        values = [tensors[name] for name in ("input", "grad_output") if name in tensors]
+        spoilt = values[seed % len(values)].reshape(-1)
+        if spoilt.size:
+            spoilt[(0, -1, generator.integers(spoilt.size))[generator.integers(3)]] = np.nan
+    return tensors
 
 
 def _draw_small(generator: np.random.Generator, read: Mapping[str, tuple[int, ...]], largest_term: float) -> dict[str, Array]:

@@ -14,7 +14,7 @@ from ..dtypes import DTYPES
 from ..errors import LaunchError
 from ..kernel import Kernel
 from ..problem import Problem
-from .tensors import draw_tensors
+from .tensors import NAN, draw_tensors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = ("contiguous", "channels_last", "padded")
@@ -105,6 +105,7 @@ class _Example:
     kernel: Kernel
     problem: Problem
     dtype: str
+    kind: str
     seed: int
     memory: _HostMemory | _DeviceMemory = field(init=False)
     guard: int = field(init=False)
@@ -178,14 +179,15 @@ def verify(
         kernel: must be able to do the problem.
         problem: the geometry.
         dtype: "fp64", "fp32", "fp16" or "bf16".
-        kind: "exact" and "exact_wide" ask for the reference rounded once, "random" for `reference.error_bound`.
+        kind: "exact" and "exact_wide" ask for the reference rounded once, "nan" besides for its NaN and no others, "random" for
+            `reference.error_bound`.
         seed: of the values, of the layouts where the kernel takes strides (0: contiguous), and of the shuffled order.
         once: leave out the second run, as under the thread sanitizer.
 
     Raises:
         KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
     """
-    example = _Example(backend, kernel, problem, dtype, seed)
+    example = _Example(backend, kernel, problem, dtype, kind, seed)
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
     layouts = np.random.Generator(np.random.PCG64([seed, 1])) if seed else None
     read = {}
@@ -199,13 +201,16 @@ def verify(
         expected = ref.astype(DTYPES[dtype].numpy)
     bound = _bound(kernel, problem, dtype, values, ref) if kind == "random" else None
 
-    bits = _execute(example, read, written, _UNWRITTEN[example.element], 0)
+    # Where a NaN may be right, an element that was never written must not be one.
+    fills = (_UNWRITTEN[example.element], _REFILLED[example.element])
+    fill, other = reversed(fills) if kind == NAN else fills
+    bits = _execute(example, read, written, fill, 0)
     outcome = bits if isinstance(bits, Outcome) else _judge(example, bits, ref, expected, bound)
     if isinstance(bits, Outcome) or not outcome.ok:
-        return _explained(example, read, written, bits, outcome)
+        return _explained(example, read, written, bits, outcome, fill, other)
     if once or getattr(backend, "sanitizer", None) == "thread":
         return outcome  # that sanitizer sees a race in any order, and is slow
-    again = _execute(example, read, written, _UNWRITTEN[example.element], 2 * seed + 1)
+    again = _execute(example, read, written, fill, 2 * seed + 1)
     second = again if isinstance(again, Outcome) else _judge(example, again, ref, expected, bound)
     if isinstance(again, Outcome) or not second.ok:
         order = "with threads in a shuffled order" if backend.name == "host" else "in a second run"
@@ -225,7 +230,7 @@ def output(backend: Backend, kernel: Kernel, problem: Problem, dtype: str, kind:
     Raises:
         KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
     """
-    example = _Example(backend, kernel, problem, dtype, 0)
+    example = _Example(backend, kernel, problem, dtype, kind, 0)
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
     read = {name: example.place(name, value.shape, _OUTSIDE[example.element], None) for name, value in values.items()}
     for name, placed in read.items():
@@ -298,9 +303,14 @@ def _damage(
 def _judge(example: _Example, bits: Array, ref: Array, expected: Array, bound: Array | None) -> Outcome:
     got = bits.view(DTYPES[example.dtype].numpy)
     if bound is None:
-        if np.array_equal(got, expected):  # -0 equals 0; a NaN equals nothing
+        wrong = ~(got == expected)  # -0 equals 0; a NaN equals nothing
+        if not wrong.any():
             return Outcome(True)
-        return _element(example, ~(got == expected), expected, got, "wrong value (integers: the result must be exact)")
+        if example.kind != NAN:
+            return _element(example, wrong, expected, got, "wrong value (integers: the result must be exact)")
+        wrong &= ~(np.isnan(got) & np.isnan(expected))
+        what = "wrong value (a NaN among the inputs must reach what its taps lead to, and nothing else)"
+        return _element(example, wrong, expected, got, what) if wrong.any() else Outcome(True)
     with np.errstate(invalid="ignore"):
         error = np.abs(got.astype(np.float64) - ref)
         ratios = error / bound
@@ -316,22 +326,22 @@ def _element(example: _Example, wrong: Array, expected: Array, got: Array, what:
     index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
     dtype = DTYPES[example.dtype].numpy
     wanted, found = float(expected.view(dtype)[index]), float(got.view(dtype)[index])
-    if np.isnan(found):
+    if np.isnan(found) and example.kind != NAN:
         what = "NaN: the kernel read outside a tensor (guard bands hold NaN), or memory that nothing was written to"
     count = f"{int(wrong.sum())} of {wrong.size} elements"
     return Outcome(False, 0.0, f"{what}; {count}", tuple(int(i) for i in index), wanted, found)
 
 
 def _explained(
-    example: _Example, read: Mapping[str, _Placed], written: _Placed, bits: Array | Outcome, outcome: Outcome
+    example: _Example, read: Mapping[str, _Placed], written: _Placed, bits: Array | Outcome, outcome: Outcome, fill: int, other: int
 ) -> Outcome:
-    """Tell elements that were never written from those whose NaN came by arithmetic: only the former keep another filling."""
+    """Tell elements that were never written from those whose value came by arithmetic: only the former keep another filling."""
     if isinstance(bits, Outcome):
         return bits
-    again = _execute(example, read, written, _REFILLED[example.element], 0)
+    again = _execute(example, read, written, other, 0)
     if isinstance(again, Outcome):
         return outcome
-    untouched = (bits == _UNWRITTEN[example.element]) & (again == _REFILLED[example.element])
+    untouched = (bits == fill) & (again == other)
     if untouched.any() and outcome.index is not None and untouched[outcome.index]:
         outcome.message = f"never written; {int(untouched.sum())} of {untouched.size} elements"
     elif outcome.index is not None and outcome.got is not None and not np.array_equal(bits, again):
