@@ -220,7 +220,7 @@ class Kernel:
             return f"{self.name} is for {', '.join(self.architectures)}, not for {arch}"
         if dtype not in self.dtypes:
             return f"{self.name} has no {dtype} instance (it has {', '.join(self.dtypes)})"
-        names = self._names(problem, dtype)
+        names = self._names(problem, dtype, HOST_MULTIPROCESSORS if limits is None else limits.multiprocessors)
         for rule, reason in self.restrictions.items():
             if not evaluate(rule, names):
                 return f"{self.name}: {reason}"
@@ -271,7 +271,8 @@ class Kernel:
         workspace = {name: int(evaluate(size, names)) for name, size in self.workspace.items()}
         return Plan(tuple(launches), workspace, tuple((name, int(names[name])) for name in self.specialize))
 
-    def _names(self, problem: Problem, dtype: str, multiprocessors: int = HOST_MULTIPROCESSORS) -> dict[str, Any]:
+    @lru_cache(maxsize=256)  # noqa: B019, a kernel is hashed by identity and small: a run asks for its names several times
+    def _names(self, problem: Problem, dtype: str, multiprocessors: int) -> dict[str, Any]:
         known = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors)}
         names = _Names(known, {**self.specialize, **self.constants})
         for declared in (*self.specialize, *self.constants):
