@@ -220,12 +220,13 @@ class Kernel:
             return f"{self.name} is for {', '.join(self.architectures)}, not for {arch}"
         if dtype not in self.dtypes:
             return f"{self.name} has no {dtype} instance (it has {', '.join(self.dtypes)})"
-        names = self._names(problem, dtype, HOST_MULTIPROCESSORS if limits is None else limits.multiprocessors)
+        multiprocessors = HOST_MULTIPROCESSORS if limits is None else limits.multiprocessors
+        names = self._names(problem, dtype, multiprocessors)
         for rule, reason in self.restrictions.items():
             if not evaluate(rule, names):
                 return f"{self.name}: {reason}"
         try:
-            plan = self.plan(problem, dtype, HOST_MULTIPROCESSORS if limits is None else limits.multiprocessors)
+            plan = self.plan(problem, dtype, multiprocessors)
         except KernelError as error:
             return str(error)
         needed = max((launch.shared_bytes for launch in plan.launches), default=0)
