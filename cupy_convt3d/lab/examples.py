@@ -61,7 +61,7 @@ _LONG = (
 # Output channels stored as vectors in rows that end within a piece; more than one tile of positions, of 32 channels too; taps along h
 # that reach as far as any; a tile that begins late in a plane; long rows of which the first input lies just before a vector; several
 # tiles of output channels, and as many volumes; more than one octet of input channels where sums take more than one fragment; so many
-# rows in a tile that few channels are staged at once.
+# rows in a tile that few channels are staged at once; aligned rows of which an odd number of inputs before a vector is needed.
 _MORE = (
     "n1_c2to8_i1x2x3_k1x1x3_s1x1x2",
     "n2_c1to2_i2x3x90_k1x1x2",
@@ -73,6 +73,7 @@ _MORE = (
     "n2_c1to64_i1x2x3_k1x2x2_s1x2x1",
     "n1_c10to4_i1x2x3_k1x1x5_s1x1x4",
     "n1_c2to2_i3x40x16_k3_p1",
+    "n1_c2to2_i1x2x8_k1x1x4_g2",
 )
 # With a low limit of the halo: rows enough for another tile if they were longer or more than they need be.
 _MANY_ROWS = ("n1_c1to2_i8x2x29_k1x3x3_p0x1x1",)
