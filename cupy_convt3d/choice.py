@@ -1,9 +1,9 @@
 """Who computes a call: the backend, and with `algorithm="auto"` the kernel and the dtype it is compiled for.
 
-"auto" takes what `convt3d tune` found quickest on this device for this problem, or for one near it. Where nothing was measured it
-takes the first kernel of `ORDER` that can do the problem, in the loosest arithmetic allowed. torch's CUDA tensors, for which torch
-has an operator of its own, go to a kernel only where it was measured to be the quicker, or where nothing was measured and a call
-costs its launch and little more. `convt3d info --why` shows these steps.
+"auto" takes what `convt3d tune` found quickest for this problem, or for one near it, on this device, else on another card of its
+architecture. Where nothing was measured it takes the first kernel of `ORDER` that can do the problem, in the loosest arithmetic
+allowed. torch's CUDA tensors, for which torch has an operator of its own, go to a kernel only where it was measured to be the
+quicker, or where nothing was measured and a call costs its launch and little more. `convt3d info --why` shows these steps.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Automatic:
         if self.launch_bound:
             return None
         if self.tuned is None:
-            return "no measurement on this device says that a kernel is quicker"
+            return "no measurement on this device, or another of its architecture, says that a kernel is quicker"
         if self.tuned.library_ms is None:
             return "torch's operator was not measured beside the kernel"
         if self.tuned.library_ms < self.tuned.elapsed_ms:
@@ -101,7 +101,7 @@ class Automatic:
             small = [f"costs its launch and little more: {limits}"] if self.launch_bound else []
             return ("database: nothing for this problem or one near it", *small, *self.passed_over)
         measured = "this very problem" if self.tuned.exact else f"the nearest that was measured, {self.tuned.measured_on}"
-        return (f"database: the quickest on {measured}, {self.tuned.elapsed_ms:.4g} ms",)
+        return (f"database: the quickest on {measured}, {self.tuned.elapsed_ms:.4g} ms on {self.tuned.device}",)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from .source import code_digest
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "tuning.json"
 LIBRARY = "library"  # in place of a kernel: torch's own operator, measured beside ours
+# Cards that were measured, by architecture: what is known of one serves the others of its kind until they are measured themselves.
+MEASURED = {"sm_90a": ("NVIDIA H100 80GB HBM3", "NVIDIA H200")}
 # An entry of another problem is used up to this distance: doublings of batch x voxels, channels and groups, added up.
 NEAREST = 3.0
 
@@ -86,6 +88,7 @@ class Tuned:
 
     kernel: Kernel
     instance: str
+    device: str  # that it was measured on
     elapsed_ms: float
     measured_on: Problem
     exact: bool  # measured on this very problem
@@ -159,7 +162,7 @@ def lookup(
 ) -> Tuned | None:
     """Return the quickest configuration known for a problem, else one that was for a problem like it, else None.
 
-    Cheap enough for every call: the files are read again only when they have changed, and answers are kept.
+    Where nothing was measured on the device, the same of another card of its architecture (`MEASURED`). Cheap enough for every call: the files are read again only when they have changed, and answers are kept.
 
     Args:
         question: device, pass, precision, layout.
@@ -170,7 +173,12 @@ def lookup(
         kernels: the candidates; None: the registered ones of the pass.
     """
     known = registry.kernels(question.pass_name) if kernels is None else kernels
-    return _lookup(question, problem, packed, arch, limits, deterministic, tuple(known.values()), state())
+    for device in (question.device, *MEASURED.get(arch or "", ())):
+        asked = question._replace(device=device)
+        tuned = _lookup(asked, problem, packed, arch, limits, deterministic, tuple(known.values()), state())
+        if tuned is not None:
+            return tuned
+    return None
 
 
 def state() -> tuple[tuple[str, tuple[int, int] | None], ...]:
@@ -266,5 +274,5 @@ def _lookup(
                 continue
             kernel = configured(kernel, tuple(sorted(entry.tunables.items())))
             if kernel.why_not(problem, entry.instance, arch, limits) is None:
-                return Tuned(kernel, entry.instance, entry.milliseconds(packed), measured_on, exact, library_ms)
+                return Tuned(kernel, entry.instance, question.device, entry.milliseconds(packed), measured_on, exact, library_ms)
     return None

@@ -57,7 +57,7 @@ shared_bytes = "block_channels * channel_bytes"
 #define BLOCK_WARPS 4
 #endif
 #ifndef BLOCK_CHANNELS
-#define BLOCK_CHANNELS 8
+#define BLOCK_CHANNELS 16
 #endif
 #ifndef RUN_H
 #define RUN_H 8

@@ -178,9 +178,10 @@ def test_what_was_measured_comes_first_and_at_once(own: Path, capsys: pytest.Cap
     found = choose(on("sm_90a"), "fprop", WIDE, "tf32")
     assert found.kernel is not None and (found.kernel.name, found.instance) == ("fprop_tiled", "fp32")
     assert found.kernel.tunables["TILE_DEPTH"] == 16
-    assert found.steps == ("database: the quickest on this very problem, 2 ms",)
-    assert choose(on("sm_90a"), "fprop", WIDE, "tf32", packed=False).steps[0].endswith("3 ms")
-    assert choose(on("sm_90a"), "fprop", near, "tf32").steps == (f"database: the quickest on the nearest that was measured, {WIDE}, 2 ms",)
+    assert found.steps == ("database: the quickest on this very problem, 2 ms on GPU sm_90a",)
+    assert choose(on("sm_90a"), "fprop", WIDE, "tf32", packed=False).steps[0].endswith("3 ms on GPU sm_90a")
+    (step,) = choose(on("sm_90a"), "fprop", near, "tf32").steps
+    assert step == f"database: the quickest on the nearest that was measured, {WIDE}, 2 ms on GPU sm_90a"
     for other in (("sm_80", "tf32", "ncdhw"), ("sm_90a", "bf16", "ncdhw"), ("sm_90a", "tf32", "channels_last")):
         assert choose(on(other[0]), "fprop", WIDE, *other[1:]).tuned is None
     Database([entry("fprop_residue", device=HostBackend().device_name, problem=str(SMALL))]).save(own)
@@ -189,6 +190,19 @@ def test_what_was_measured_comes_first_and_at_once(own: Path, capsys: pytest.Cap
     if f'algorithm="auto" on {HostBackend().device_name} (host):' in out:  # where there is no GPU
         assert "fprop tf32 ncdhw: fprop_residue [fp32]\n    database: the quickest on this very problem, 2 ms" in out
         assert "fprop tf32 channels_last: fprop_implicit_gemm_simt [fp32]\n    database: nothing" in out
+
+
+def test_a_card_that_was_not_measured_takes_what_is_known_of_its_kind(own: Path) -> None:
+    h100, h200 = tuning.MEASURED["sm_90a"]
+    on_h200 = entry("fprop_tiled", device=h200)
+    Database([on_h200]).save(own)
+    for arch, device in (("sm_90a", h200), ("sm_80", None)):
+        tuned = choose(on(arch), "fprop", WIDE, "tf32").tuned
+        assert (tuned.device if tuned else None) == device
+    Database([on_h200, entry("fprop_gather", device=h100)]).save(own)
+    assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_gather", "the first of them that knows"
+    Database([on_h200, entry("fprop_gather", device=h100), entry("fprop_residue", problem=replace(WIDE, batch=4))]).save(own)
+    assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_residue", "the card's own comes first, on a problem near it too"
 
 
 def test_what_was_quick_for_a_problem_near_it_must_suit_this_one(own: Path) -> None:
