@@ -29,15 +29,18 @@ FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each w
 # The heuristic: kernels in the order in which they are tried on each architecture. The first that can do the problem is taken, in
 # the loosest of its instances that the precision allows. All are deterministic, and the last of each list takes every problem.
 _GROUPS = ("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped")
+_FEW = ("fprop_patch_split_k",)
 _PATCHES = ("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch")
 _CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
 _MMA = ("fprop_implicit_gemm_mma", *_CUDA_CORES)
 _FPROP = {
     "host": ("fprop_patch", *_CUDA_CORES),  # what is cheap to run on a CPU
-    **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_PATCHES, *_MMA)),
-    "sm_90a": (*_GROUPS, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, "fprop_rolling_wgmma", *_MMA),
+    **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_FEW, *_PATCHES, *_MMA)),
+    "sm_90a": (*_GROUPS, *_FEW, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, "fprop_rolling_wgmma", *_MMA),
 }
-FEW_VOXELS = 128  # fprop_patch_wgmma fills shared memory with weights first: on an H100 slower with 54 voxels, quicker with 216
+# Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels. fprop_patch_wgmma, quicker with 432, fills shared memory
+# with weights first.
+FEW_VOXELS = 256
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,
     "dgrad": dict.fromkeys(_FPROP, ("dgrad_gather",)),
@@ -234,6 +237,9 @@ def _choose(
 
 def _put_off(name: str, problem: Problem, question: Question) -> str | None:
     """Return why a kernel that can do a problem is not taken for it unless it was measured to be the quickest."""
+    voxels = problem.batch * math.prod(problem.input_size)
+    if name == "fprop_patch_split_k" and voxels >= FEW_VOXELS:
+        return f"reads its inputs once for every few columns, so others come first from {FEW_VOXELS} voxels on"
     if name == "fprop_patch_channels_last":
         vector = 16 // DTYPES[question.precision].itemsize
         if question.layout != "channels_last":
@@ -245,10 +251,10 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
         return None
     if question.layout == "channels_last":
         return "stores small pieces where channels lie together, so others come first in channels_last"
-    voxels, vector = math.prod(problem.input_size), 16 // DTYPES[question.precision].itemsize
-    if problem.batch * voxels < FEW_VOXELS:
+    volume, vector = math.prod(problem.input_size), 16 // DTYPES[question.precision].itemsize
+    if voxels < FEW_VOXELS:
         return f"keeps its weights for many voxels, so others come first for less than {FEW_VOXELS}"
-    if vector == 8 and voxels % vector != 0 and problem.input_size[2] % vector != 0:
+    if vector == 8 and volume % vector != 0 and problem.input_size[2] % vector != 0:
         return f"loads 16-bit volumes that are not made of {vector} neighbours one element at a time, so others come first"
     return None
 

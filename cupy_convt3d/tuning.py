@@ -162,7 +162,9 @@ def lookup(
 ) -> Tuned | None:
     """Return the quickest configuration known for a problem, else one that was for a problem like it, else None.
 
-    Where nothing was measured on the device, the same of another card of its architecture (`MEASURED`). Cheap enough for every call: the files are read again only when they have changed, and answers are kept.
+    Where nothing was measured on the device, the same of another card of its architecture (`MEASURED`).
+
+    Cheap enough for every call: the files are read again only when they have changed, and answers are kept.
 
     Args:
         question: device, pass, precision, layout.

@@ -116,10 +116,24 @@ def test_channels_last_has_an_order_of_its_own() -> None:
 
 def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> None:
     few, odd = Problem(1, 128, 128, (3, 3, 3), (2, 2, 2), (2, 2, 2)), Problem(1, 64, 64, (7, 7, 7), (2, 2, 2), (2, 2, 2))
-    for problem, precision, why in ((few, "tf32", "keeps its weights"), (odd, "bf16", "loads 16-bit volumes")):
-        found = choose(on("sm_90a"), "fprop", problem, precision)
-        assert found.kernel is registry.kernel("fprop_patch_stationary")
-        assert f"fprop_patch_wgmma: {why}" in found.passed_over[-1]
+    for arch in ARCHITECTURES:
+        for precision in ("tf32", "bf16", "fp16"):
+            for layout in ("ncdhw", "channels_last"):
+                assert choose(on(arch), "fprop", few, precision, layout).kernel is registry.kernel("fprop_patch_split_k")
+            enough = choose(on(arch), "fprop", replace(few, input_size=(4, 8, 8)), precision)
+            assert enough.kernel is registry.kernel("fprop_patch_wgmma" if arch == "sm_90a" else "fprop_patch_stationary")
+            assert "fprop_patch_split_k: reads its inputs once for every few columns" in " ".join(enough.passed_over)
+        assert choose(on(arch), "fprop", few, "tf32x3").kernel is registry.kernel("fprop_patch_stationary")
+    assert choose(on("sm_90a"), "fprop", few, "fp32").kernel is registry.kernel("fprop_patch")
+    # 54 voxels of more channels than a block of fprop_patch_split_k has shared memory for
+    deep = Problem(2, 4096, 128, (3, 3, 3), (2, 2, 2), (2, 2, 2))
+    found = choose(on("sm_90a"), "fprop", deep, "tf32")
+    assert found.kernel is registry.kernel("fprop_patch_mma")
+    assert any("fprop_patch_wgmma: keeps its weights" in reason for reason in found.passed_over)
+    assert any("fprop_patch_split_k: a block keeps all channels" in reason for reason in found.passed_over)
+    found = choose(on("sm_90a"), "fprop", odd, "bf16")
+    assert found.kernel is registry.kernel("fprop_patch_stationary")
+    assert "fprop_patch_wgmma: loads 16-bit volumes" in found.passed_over[-1]
     assert choose(on("sm_90a"), "fprop", odd, "tf32").kernel is registry.kernel("fprop_patch_wgmma")
 
 
@@ -135,7 +149,8 @@ def test_each_kernel_passed_over_says_why() -> None:
     assert steps[0] == "database: nothing for this problem or one near it"
     assert [step.split()[0].rstrip(":") for step in steps[1:]] == [
         *("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped"),
-        *("fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma", "fprop_patch"),
+        *("fprop_patch_split_k", "fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma"),
+        "fprop_patch",
         *("fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
     ]
     assert "has no fp32 instance (it has tf32" in steps[-1] and "one input channel a group" in steps[1]

@@ -195,6 +195,14 @@ _MODES = {
     "n1_c1to1_i1x1x2000_k1x2x2_s1x2x1": (0,),
     # more chunks of channels than a ring of stages has buffers, of weights that are read as vectors, in the smallest tile too
     "n1_c385to8_i1_k1": (0,),
+    # the depth split among warps, of volumes that are no whole vectors: one, two and three of 27 voxels, a last chunk of channels that
+    # is not full, groups; a gap behind volumes or channels, a late first element; volumes larger than a tile; more chunks of a warp
+    # than it loads weights of at a time
+    "n1_c80to5_i3_k2_s2_bias": (0, 1),
+    "n2_c144to6_i3_k2_s2_g2": (0,),
+    "n3_c40to3_i3_k1x1x2_s1x1x2": (0, APART + 5, APART + 7, APART + 35),
+    "n2_c72to2_i1x5x15_k1x1x2_s1x1x2": (0, 1),
+    "n1_c272to288_i1x1x3_k1": (0,),
 }
 # A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
 _HIGH_LIMITS = {"COLUMNS": 256}
