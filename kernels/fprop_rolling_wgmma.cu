@@ -7,7 +7,6 @@ architectures = ["sm_90a"]
 TILES_M = [1, 2]
 CHUNK_CELLS = [2, 4, 6]
 LAY_OUT = [0, 1]
-CONSUMERS = [2, 4]
 
 [specialize]
 SLOTS = "slots"
@@ -46,7 +45,7 @@ out_tiles = "ceil_div(out_channels_per_group, 8)"
 cells_launch = "0 if LAY_OUT == 0 or classes_h == 1 and products * out_tiles <= 24 and 4 * parts * products * classes_w * out_tiles <= 144 else 1"
 # Rows of an odd length with a stride of 2 are no aligned pairs: they pass through shared memory.
 row_stores = "1 if stride_w == 2 and output_w % 2 == 1 else 0"
-accumulators = "64 if CONSUMERS == 4 else 192 if cells_launch and not row_stores else 144"
+accumulators = "192 if cells_launch and not row_stores else 144"
 fit_1 = "max(1, min(accumulators // (4 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
 fit_2 = "max(1, min(accumulators // (8 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
 tiles_1 = "fit_1 if out_tiles % fit_1 == 0 else fit_1 - 1 if fit_1 > 1 and out_tiles % (fit_1 - 1) == 0 else fit_1 - 2 if fit_1 > 2 and out_tiles % (fit_1 - 2) == 0 else ceil_div(out_tiles, ceil_div(out_tiles, fit_1))"
@@ -111,7 +110,6 @@ filled = "1 if gcd(stride_d, dilation_d) > 1 or classes_h < stride_h else 0"
 
 [restrictions]
 "slots <= 32 and 4 * parts * products * classes_w * thread_tiles * slot_tiles <= accumulators and products * slot_tiles <= 32" = "kernel_d and stride_w ask for more sums than a thread has registers"
-"CONSUMERS <= 2 or cells_launch" = "four warpgroups that multiply leave no registers to warps that turn inputs"
 "slabs >= min(2, tile_slabs)" = "a tile of the input and its weights pass the shared memory"
 "m_count <= 1000000000 and columns * steps * kernel_h <= 2147483647 and input_d * groups * chunks * parts * chunk_cells <= 1000000000 and filled * output_h * output_w <= 2147483647" = "the volume passes its 32-bit tile offsets"
 
@@ -150,7 +148,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 // without taps that follow it, with the bias first. Rows of an odd length pass through shared memory, so that a warp stores 32 neighbours at once.
 //
 // A block stays on its multiprocessor and walks down columns of the output: whole ones first, then its share of the rest. Two
-// warpgroups multiply (or four with half as many sums each: while some store the others multiply); the others feed them. One warp copies stretches of input planes in bulk, a chunk of channels at a time; most
+// warpgroups multiply; the others feed them. One warp copies stretches of input planes in bulk, a chunk of channels at a time; most
 // warps round them and turn them into 16-byte cells [channel / 4][position][channel % 4] (16-bit types: 8 channels, by ldmatrix); where planes
 // cannot be copied in bulk (channels_last, odd sizes) they read the input themselves. Where it pays (LAY_OUT), an input that is read
 // several times, for several tiles of channels or classes of h, is laid out as cells by a launch of its own, and then one warp copies
@@ -664,9 +662,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   Segment segment;
 
   if (warpgroup >= CONSUMERS) {
-#if CONSUMERS == 4
-    give_registers<64>();
-#elif CONSUMERS == 2 && CELLS_LAUNCH
+#if CONSUMERS == 2 && CELLS_LAUNCH
     give_registers<40>();
 #elif CONSUMERS == 2 && PRODUCERS == 2
     give_registers<64>();
@@ -835,9 +831,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     return;
   }
 
-#if CONSUMERS == 4
-  take_registers<104>();
-#elif CONSUMERS == 2 && CELLS_LAUNCH
+#if CONSUMERS == 2 && CELLS_LAUNCH
   take_registers<232>();
 #elif CONSUMERS == 2 && PRODUCERS == 2
   take_registers<192>();
