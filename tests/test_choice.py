@@ -217,7 +217,8 @@ def test_a_card_that_was_not_measured_takes_what_is_known_of_its_kind(own: Path)
     Database([on_h200, entry("fprop_gather", device=h100)]).save(own)
     assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_gather", "the first of them that knows"
     Database([on_h200, entry("fprop_gather", device=h100), entry("fprop_residue", problem=replace(WIDE, batch=4))]).save(own)
-    assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_residue", "the card's own comes first, on a problem near it too"
+    assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_gather", "this very problem comes first"
+    assert taken("sm_90a", replace(WIDE, batch=8), "tf32")[0] == "fprop_residue", "then the card's own"
 
 
 def test_what_was_quick_for_a_problem_near_it_must_suit_this_one(own: Path) -> None:
