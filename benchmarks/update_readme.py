@@ -3,7 +3,7 @@
     python benchmarks/update_readme.py [RESULTS.json ...]
 
 A results file is what `convt3d bench --out` wrote on a GPU (a `report.json` will do). Each precision of a device is shown from the
-newest file that has it: problem by problem of the device with the most rows, of others the means. Where there is no such file,
+newest file that has it: problem by problem of the device with the most rows (of two with as many the one measured last), of others the means. Where there is no such file,
 nothing is changed.
 """
 
@@ -47,7 +47,7 @@ class Shown:
 
 
 def load(paths: Iterable[Path], root: Path) -> list[Shown]:
-    """Return what is to be shown, the device with the most rows first, precision by precision.
+    """Return what is to be shown, the device with the most rows first, of two with as many the one measured last.
 
     Host results are skipped, they are no speed to show.
     """
@@ -68,7 +68,8 @@ def load(paths: Iterable[Path], root: Path) -> list[Shown]:
     measured: Counter[str] = Counter()
     for one in shown.values():
         measured[one.device] += len(one.rows)
-    return sorted(shown.values(), key=lambda one: (-measured[one.device], one.device, order.index(one.dtype)))
+    newest = list(measured)  # as the files were sorted
+    return sorted(shown.values(), key=lambda one: (-measured[one.device], newest.index(one.device), order.index(one.dtype)))
 
 
 def section(shown: Sequence[Shown], pictures: bool = True) -> str:

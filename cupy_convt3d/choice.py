@@ -38,8 +38,8 @@ _FPROP = {
     **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_FEW, *_PATCHES, *_MMA)),
     "sm_90a": (*_GROUPS, *_FEW, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, "fprop_rolling_wgmma", *_MMA),
 }
-# Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels. fprop_patch_wgmma, quicker with 432, fills shared memory
-# with weights first.
+# Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels (in channels_last below half of it: 27 and 54).
+# fprop_patch_wgmma, quicker with 432, fills shared memory with weights first.
 FEW_VOXELS = 256
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,
@@ -238,8 +238,9 @@ def _choose(
 def _put_off(name: str, problem: Problem, question: Question) -> str | None:
     """Return why a kernel that can do a problem is not taken for it unless it was measured to be the quickest."""
     voxels = problem.batch * math.prod(problem.input_size)
-    if name == "fprop_patch_split_k" and voxels >= FEW_VOXELS:
-        return f"reads its inputs once for every few columns, so others come first from {FEW_VOXELS} voxels on"
+    few = FEW_VOXELS // 2 if question.layout == "channels_last" else FEW_VOXELS
+    if name == "fprop_patch_split_k" and voxels >= few:
+        return f"reads its inputs once for every few columns, so others come first from {few} voxels on"
     if name == "fprop_patch_channels_last":
         vector = 16 // DTYPES[question.precision].itemsize
         if question.layout != "channels_last":
