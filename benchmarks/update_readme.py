@@ -3,8 +3,8 @@
     python benchmarks/update_readme.py [RESULTS.json ...]
 
 A results file is what `convt3d bench --out` wrote on a GPU (a `report.json` will do). Each precision of a device is shown from the
-newest file that has it: problem by problem of the device with the most rows (of two with as many the one measured last), of others the means. Where there is no such file,
-nothing is changed.
+newest file that has it: problem by problem of the device with the most rows (of two with as many the one measured last), of others
+the means. Where there is no such file, nothing is changed.
 """
 
 from __future__ import annotations
