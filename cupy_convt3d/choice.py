@@ -38,8 +38,8 @@ _FPROP = {
     **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_FEW, *_PATCHES, *_MMA)),
     "sm_90a": (*_GROUPS, *_FEW, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, "fprop_rolling_wgmma", *_MMA),
 }
-# Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels (in channels_last below half of it: 27 and 54).
-# fprop_patch_wgmma, quicker with 432, fills shared memory with weights first.
+# Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels (in channels_last below half of it: 27 and 54), and with
+# 432 by a tenth where it is tuned. fprop_patch_wgmma fills shared memory with weights first.
 FEW_VOXELS = 256
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,
