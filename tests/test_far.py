@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from cupy_convt3d.kernel import ARCHITECTURES, Kernel
 from cupy_convt3d.lab.examples import fitting
 from cupy_convt3d.lab.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems, verify_far, with_copies
 from cupy_convt3d.lab.worker import Worker
+from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernel, kernels
 
 BACKEND = HostBackend()
@@ -49,6 +51,28 @@ def test_shipped_kernels_pass_strides_past_2_to_the_32(name: str) -> None:
         for seed in range(APART_LAYOUTS):
             outcome = verify_far(BACKEND, kernel(name), problem, dtype, seed)
             assert outcome.ok and not outcome.message, outcome.message
+
+
+def test_tensors_without_elements_have_no_far_strides() -> None:
+    """`check --kind far` runs the edge problems so too."""
+    for seed in range(APART_LAYOUTS):
+        outcome = verify_far(BACKEND, kernel("fprop_gather"), Problem.parse("n0_c2to2_i2_k2_s2"), "fp16", seed)
+        assert outcome.ok, outcome.message
+
+
+def test_a_32_bit_offset_of_a_groups_channels_is_found() -> None:
+    """Of volumes that are no whole vectors, whose channels are copied in one piece, and of such that are."""
+    known = kernel("fprop_patch_split_k")
+    for right, wrong in (
+        ("static_cast<index_t>(group * channels + first) * tile.volume", "(group * channels + first) * tile.volume"),
+        ("const index_t other = ", "const int other = "),
+    ):
+        narrow = Kernel.from_source(known.source.replace(right, wrong), "narrow")
+        assert narrow.source != known.source
+        with Worker(narrow, "host") as worker:
+            patches = [replace(problem, stride=problem.kernel_size) for problem in far_problems("fprop")]
+            tried = [problem for problem in patches if narrow.why_not(problem, "fp16") is None]
+            assert not all(worker.verify(problem, "fp16", FAR, 0).ok for problem in tried), right
 
 
 def test_a_32_bit_stride_is_found() -> None:

@@ -193,6 +193,8 @@ _MODES = {
     # inputs laid out as cells: a last chunk that is not full, where voxels lie together and channels do; more positions than 256 eights
     "n1_c56to1_i1x1x2_k1x2x1_s1x2x1": (0, 1),
     "n1_c1to1_i1x1x2000_k1x2x2_s1x2x1": (0,),
+    # several blocks of channels, the last not full, of several tiles, volumes and residues of d
+    "n2_c10to20_i2x1x560_k2x1x1_s2x1x1_g10": (0, 1),
     # more chunks of channels than a ring of stages has buffers, of weights that are read as vectors, in the smallest tile too
     "n1_c385to8_i1_k1": (0,),
     # the depth split among warps, of volumes that are no whole vectors: one, two and three of 27 voxels, a last chunk of channels that
@@ -200,9 +202,13 @@ _MODES = {
     # than it loads weights of at a time
     "n1_c80to5_i3_k2_s2_bias": (0, 1),
     "n2_c144to6_i3_k2_s2_g2": (0,),
-    "n3_c40to3_i3_k1x1x2_s1x1x2": (0, APART + 5, APART + 7, APART + 35),
-    "n2_c72to2_i1x5x15_k1x1x2_s1x1x2": (0, 1),
+    "n3_c40to3_i3_k1x1x2_s1x1x2": (0, APART + 5, APART + 6, APART + 7, APART + 35),
+    "n2_c72to2_i1x5x15_k1x1x2_s1x1x2": (0, 1, APART + 6),
+    "n2_c16to2_i3x1x3_k1x1x2_s1x1x2": (APART + 57,),  # planes, or rows, taken out from between the others
+    "n2_c16to2_i3x3x1_k1x1x2_s1x1x2": (APART + 58,),
     "n1_c272to288_i1x1x3_k1": (0,),
+    "n1_c784to216_i1x1x3_k1": (0,),  # two chunks at a time, of four
+    "n1_c640to2_i1x1x40_k1x1x2_s1x1x2": (0,),  # three chunks of a warp, of more than 32 voxels in vectors
 }
 # A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
 _HIGH_LIMITS = {"COLUMNS": 256}

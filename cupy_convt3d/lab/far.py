@@ -42,7 +42,8 @@ _NORESERVE = 0x4000  # of Linux; 3.13's mmap has it
 def far_problems(pass_name: str) -> list[Problem]:
     """Return the problems whose input and output have a little more than 2^32 elements, or whose weight has more than 2^35.
 
-    One passes it by the batch, one by batch and channels with as many planes, two by the groups, one by the depth of a volume.
+    One passes it by the batch, one by batch and channels with as many planes, four by the groups (two of them with volumes of few voxels
+    and several channels, which a tile has whole: such that are no whole vectors, and such that are), one by the depth of a volume.
     NOTE: past 2^31 alone an index that is unsigned on the way would still come out right.
     """
     copies = 2**22 + 1024
@@ -54,6 +55,8 @@ def far_problems(pass_name: str) -> list[Problem]:
         Problem(copies, 1024, 1024, (1, 1, 1), (1, 1, 2), groups=1024),
         Problem(1, copies, copies, (4, 8, 32), (1, 1, 2), groups=copies),
         Problem(1, 16 * copies, 16 * copies, (1, 1, 1), (1, 4, 8), groups=copies),
+        Problem(1, 32 * copies, 32 * copies, (1, 5, 7), (1, 1, 2), groups=copies),
+        Problem(1, 20 * copies, 20 * copies, (1, 4, 16), (1, 1, 2), groups=copies),
         deep,
     ]
     return [replace(problem, bias=pass_name == "fprop") for problem in problems]
@@ -204,7 +207,8 @@ def _scattered(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> 
         MemoryError: the system does not give that much address space.
     """
     kind, page = DTYPES[dtype].numpy, mmap.PAGESIZE
-    size = (sum(step * (count - 1) for step, count in zip(strides, shape, strict=True)) + 1) * kind.itemsize
+    last = sum(step * (count - 1) for step, count in zip(strides, shape, strict=True))
+    size = 0 if 0 in shape else (last + 1) * kind.itemsize
     if size > _MOST_BYTES:
         raise MemoryError(f"a tensor of {size} bytes from its first element to the last")
     offsets = sum(np.arange(count)[(...,) + (None,) * (len(shape) - a - 1)] * strides[a] for a, count in enumerate(shape))
