@@ -226,14 +226,18 @@ def test_examples_are_drawn_the_same_and_reach_both_sides_of_a_split() -> None:
 
 
 def test_the_second_stage_of_wgrad_reduce_is_checked() -> None:
-    """Shipped, no tiny problem has a second range; `check` makes the ranges short."""
+    """Shipped, no tiny problem has a second range; `check` makes the ranges short, and has one problem of more voxels than a range."""
     from cupy_convt3d.lab.check import check
 
     shipped = kernel("wgrad_reduce").source
     broken = shipped.replace("for (int split = 0; split < splits; ++split)", "for (int split = 0; split < 1; ++split)")
     assert broken != shipped
-    found = check(Kernel.from_source(broken, "one_split"), backend="host").counterexample
-    assert found is not None and dict(found.tunables)["SPLIT_VOXELS"] == 8
+    one_split, tiny = Kernel.from_source(broken, "one_split"), Problem.parse("n1_c1to1_i1x1x9_k1")
+    assert check(one_split, backend="host").counterexample is not None
+    assert 8 in [c.tunables["SPLIT_VOXELS"] for c in configurations(kernel("wgrad_reduce"))]
+    for voxels, right in ((one_split.tunables["SPLIT_VOXELS"], True), (8, False)):
+        ranges = one_split.replace_tunables(SPLIT_VOXELS=voxels)
+        assert check(ranges, backend="host", problem=tiny, dtypes=["fp32"], kinds=["exact"]).passed == right
 
 
 @pytest.mark.parametrize("name", kernels())
