@@ -176,9 +176,10 @@ def lookup(
         kernels: the candidates; None: the registered ones of the pass.
     """
     known = registry.kernels(question.pass_name) if kernels is None else kernels
+    kernels_and_files = tuple(known.values()), state()
     devices = dict.fromkeys((question.device, *MEASURED.get(arch or "", ())))
     asked = [question._replace(device=device) for device in devices]
-    answers = [_lookup(one, problem, packed, arch, limits, deterministic, tuple(known.values()), state()) for one in asked]
+    answers = [_lookup(one, problem, packed, arch, limits, deterministic, *kernels_and_files) for one in asked]
     found = [answer for answer in answers if answer is not None]
     return next((answer for answer in found if answer.exact), found[0] if found else None)
 

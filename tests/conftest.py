@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -97,3 +97,28 @@ def ieee() -> Iterator[None]:
     before, conv.fp32_precision = conv.fp32_precision, "ieee"
     yield
     conv.fp32_precision = before
+
+
+@pytest.fixture
+def assert_found() -> Callable[..., None]:
+    """assert_found(kernel, right, wrong, tried, **tunables): with `wrong` in place of `right` in its source the kernel fails one of the
+    pairs of a seed (0: contiguous tensors) and a problem on the host, in TF32 on exact integers."""
+    from cupy_convt3d.backends.host import HostBackend
+    from cupy_convt3d.errors import LaunchError
+    from cupy_convt3d.kernel import Kernel
+    from cupy_convt3d.lab.verify import verify
+    from cupy_convt3d.problem import Problem
+
+    def found(kernel: Kernel, right: str, wrong: str, tried: Iterable[tuple[int, Problem]], **tunables: int) -> None:
+        assert kernel.source.count(right) == 1
+        trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken").replace_tunables(**tunables)
+        failures = []
+        for seed, problem in tried:
+            try:
+                outcome = verify(HostBackend(), trial, problem, "tf32", "exact", seed)
+                failures += [] if outcome.ok else [outcome.message]
+            except LaunchError as error:
+                failures.append(str(error))
+        assert failures, f"{right!r} replaced by {wrong!r}"
+
+    return found
