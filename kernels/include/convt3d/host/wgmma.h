@@ -43,7 +43,7 @@ struct PendingProduct {
   float* d;
   int columns;
   bool accumulate;
-  unsigned group;
+  unsigned group, row_step;
   // A in registers: where this thread has its own, what they held, and the thread's rows put together from its neighbours'.
   const unsigned* registers;
   unsigned held[4];
@@ -68,8 +68,8 @@ CONVT3D_RUNTIME inline ProductQueue& product_queue() {
 }
 
 // One row of A, or one column of B, as its descriptor places it.
-inline void load_operand(unsigned descriptor, int row, float (&values)[operand_k]) {
-  const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4, row_step = 128;
+inline void load_operand(unsigned descriptor, size_t row_step, int row, float (&values)[operand_k]) {
+  const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4;
   constexpr int cell = 16 / static_cast<int>(sizeof(operand_t));
   const char* place = state.arena + start + static_cast<size_t>(row / 8) * row_step + static_cast<size_t>(row % 8) * 16;
   for (int k = 0; k < operand_k; k += cell, place += k_step) {
@@ -86,8 +86,8 @@ inline void multiply(const PendingProduct& product) {
   const int row = thread / 32 * 16 + lane / 4;
   float a[2][operand_k], b[2][operand_k];
   if (product.registers == nullptr) {
-    load_operand(product.a, row, a[0]);
-    load_operand(product.a, row + 8, a[1]);
+    load_operand(product.a, product.row_step, row, a[0]);
+    load_operand(product.a, product.row_step, row + 8, a[1]);
   } else {
     memcpy(a, product.rows, sizeof a);
     if (memcmp(product.registers, product.held, sizeof product.held) != 0) {
@@ -100,8 +100,8 @@ inline void multiply(const PendingProduct& product) {
   for (int k = 0; k < operand_k; ++k) rows[k] = Pair{a[0][k], a[1][k]};
   for (int tile = 0; tile < product.columns / 8; ++tile) {
     float* d = product.d + tile * 4;
-    load_operand(product.b, tile * 8 + lane % 4 * 2, b[0]);
-    load_operand(product.b, tile * 8 + lane % 4 * 2 + 1, b[1]);
+    load_operand(product.b, 128, tile * 8 + lane % 4 * 2, b[0]);
+    load_operand(product.b, 128, tile * 8 + lane % 4 * 2 + 1, b[1]);
     Pair left{}, right{};
     if (product.accumulate) left = Pair{d[0], d[2]}, right = Pair{d[1], d[3]};
     for (int k = 0; k < operand_k; ++k) {
@@ -116,9 +116,9 @@ inline void multiply(const PendingProduct& product) {
 }
 
 // A product may begin at once, so the bulk copies that write its operand must have been waited for.
-CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, int rows, Site site) {
+CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, size_t row_step, int rows, Site site) {
   const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4,
-               bytes = static_cast<size_t>(rows) * 16;
+               bytes = static_cast<size_t>(rows / 8 - 1) * row_step + 128;
   for (unsigned i = 0; copy_queue.block_serial == state.block_serial && i < copy_queue.count; ++i) {
     const PendingCopy& copy = copy_queue.copies[i];
     const size_t begin = static_cast<size_t>(static_cast<char*>(copy.target) - state.arena), end = begin + copy.bytes;
@@ -133,15 +133,15 @@ CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, int rows, Site s
 
 // Take a place in the queue.
 CONVT3D_RUNTIME inline PendingProduct& queue_product(float* d, unsigned a, unsigned b, bool accumulate, int columns,
-                                                     Site site) {
+                                                     unsigned row_step, Site site) {
   ProductQueue& queue = product_queue();
-  require_landed(b, columns, site);
+  require_landed(b, 128, columns, site);
   if (queue.count == sizeof queue.products / sizeof *queue.products) {
     describe_failure("more than %u wgmma without a wait", queue.count);
     abandon_block();
   }
   PendingProduct& product = queue.products[queue.count++];
-  product = {a, b, d, columns, accumulate, queue.committed, nullptr, {}, {}, site};
+  product = {a, b, d, columns, accumulate, queue.committed, row_step, nullptr, {}, {}, site};
   return product;
 }
 
@@ -168,16 +168,21 @@ CONVT3D_RUNTIME inline void combine_rows(void* const (&slots)[warp_threads]) {
 
 }  // namespace convt3d_host
 
-CONVT3D_RUNTIME inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns, CONVT3D_HERE) {
+CONVT3D_RUNTIME inline void wgmma_rows(float* d, unsigned a, unsigned row_step, unsigned b, unsigned accumulate, int columns,
+                                       CONVT3D_HERE) {
   const convt3d_host::Site site = {file, line, "wgmma"};
-  convt3d_host::require_landed(a, 64, site);
-  convt3d_host::queue_product(d, a, b, accumulate != 0, columns, site);
+  convt3d_host::require_landed(a, row_step, 64, site);
+  convt3d_host::queue_product(d, a, b, accumulate != 0, columns, row_step, site);
+}
+
+CONVT3D_RUNTIME inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns, CONVT3D_HERE) {
+  wgmma_rows(d, a, 128, b, accumulate, columns, file, line);
 }
 
 CONVT3D_RUNTIME inline void wgmma_registers(float* d, const unsigned (&a)[4], unsigned b, unsigned accumulate, int columns,
                                             CONVT3D_HERE) {
   using namespace convt3d_host;
-  PendingProduct& product = queue_product(d, 0, b, accumulate != 0, columns, {file, line, "wgmma_registers"});
+  PendingProduct& product = queue_product(d, 0, b, accumulate != 0, columns, 128, {file, line, "wgmma_registers"});
   product.registers = a;
   memcpy(product.held, a, sizeof product.held);
   warp_collective(0xffffffffu, &product, combine_rows, product.site);

@@ -1,0 +1,740 @@
+/* convt3d
+pass = "fprop"
+dtypes = ["tf32", "bf16", "fp16"]
+architectures = ["sm_90a"]
+
+[search]
+TILES_M = [1, 2, 4]
+COLUMNS = [64, 128, 256]
+CHUNK_CELLS = [4, 8]
+LAY_OUT = [0, 1]
+
+[specialize]
+WGMMA_TILES = "tile8"
+CELLS = "chunk_cells"
+WINDOW_H = "window_h"
+WINDOW_W = "window_w"
+STRIDE_W = "stride_w"
+RESIDENT = "resident"
+WHOLE_TILES = "whole_tiles"
+
+[constants]
+# Columns of a product: channels of a tile, in eights.
+out_tiles = "ceil_div(out_channels_per_group, 8)"
+channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS, 256 // TILES_M) // 8))"
+tile8 = "ceil_div(out_tiles, channel_tiles)"
+whole_tiles = "1 if out_channels_per_group == channel_tiles * tile8 * 8 else 0"
+# Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
+all_cells = "2 * ceil_div(in_channels_per_group * itemsize, 32)"
+chunk_cells = "min(CHUNK_CELLS, all_cells) if all_cells % CHUNK_CELLS == 0 or all_cells < CHUNK_CELLS else 6 if all_cells % 6 == 0 and CHUNK_CELLS > 4 else 4"
+chunks = "ceil_div(all_cells, chunk_cells)"
+
+# Output blocks of stride_d x stride_h x stride_w, and a block's tile of them: two patches of 8 x 8, side by side along w or h, TILES_M deep.
+blocks_d = "ceil_div(output_d, stride_d)"
+blocks_h = "ceil_div(output_h, stride_h)"
+blocks_w = "ceil_div(output_w, stride_w)"
+wide = "1 if ceil_div(blocks_w, 16) * ceil_div(blocks_h, 8) <= ceil_div(blocks_w, 8) * ceil_div(blocks_h, 16) else 0"
+tile_h = "8 if wide else 16"
+tile_w = "16 if wide else 8"
+tiles_d = "ceil_div(blocks_d, TILES_M)"
+tiles_h = "ceil_div(blocks_h, tile_h)"
+tiles_w = "ceil_div(blocks_w, tile_w)"
+tiles = "batch * tiles_d * tiles_h * tiles_w"
+
+# Tap t of the one class that it reaches reads the input (padding - t*dilation) / stride, rounded up, ahead of the output block.
+lowest_d = "-(((kernel_d - 1) * dilation_d - padding_d) // stride_d)"
+lowest_h = "-(((kernel_h - 1) * dilation_h - padding_h) // stride_h)"
+lowest_w = "-(((kernel_w - 1) * dilation_w - padding_w) // stride_w)"
+apart_d = "dilation_d // gcd(stride_d, dilation_d)"
+apart_h = "dilation_h // gcd(stride_h, dilation_h)"
+apart_w = "dilation_w // gcd(stride_w, dilation_w)"
+period_d = "stride_d // gcd(stride_d, dilation_d)"
+period_h = "stride_h // gcd(stride_h, dilation_h)"
+period_w = "stride_w // gcd(stride_w, dilation_w)"
+# How far the taps of all classes reach, and those of one.
+all_d = "ceil_div(padding_d, stride_d) - lowest_d"
+all_h = "ceil_div(padding_h, stride_h) - lowest_h"
+all_w = "ceil_div(padding_w, stride_w) - lowest_w"
+one_d = "(kernel_d - 1) // period_d * apart_d"
+one_h = "(kernel_h - 1) // period_h * apart_h"
+one_w = "(kernel_w - 1) // period_w * apart_w"
+all_positions = "(TILES_M + all_d) * (tile_h + all_h) * (tile_w + all_w) // 2 * 2 + 1"
+one_positions = "(TILES_M + one_d) * (tile_h + one_h) * (tile_w + one_w) // 2 * 2 + 1"
+
+# A slab: a tap of a chunk of channels.
+slab_bytes = "128 * chunk_cells * tile8"
+memory = "230912 - 4 * slab_bytes"
+# Where all channels of a tile's inputs fit they stay for all classes.
+resident = "1 if 16 * chunk_cells * all_positions * chunks <= memory and chunks <= 16 else 0"
+window_d = "TILES_M + (all_d if resident else one_d)"
+window_h = "tile_h + (all_h if resident else one_h)"
+window_w = "tile_w + (all_w if resident else one_w)"
+positions = "all_positions if resident else one_positions"
+stage_bytes = "16 * chunk_cells * positions"
+stages = "min(16, 2 * chunks if resident else 3, memory // stage_bytes)"
+slabs = "min(16, (230912 - stages * stage_bytes) // slab_bytes)"
+
+# A unit of work is a tile and its classes of one (d, h): its rows of taps and as much again as one for its stores.
+tile_cost = "kernel_d * kernel_h + stride_d * stride_h"
+costs = "groups * tiles * channel_tiles * tile_cost"
+
+[restrictions]
+"max(stride_d, stride_h, stride_w) <= 8" = "it goes through the outputs of a block class by class: strides of at most 8"
+"tile8 * TILES_M <= 32" = "a thread has no registers for so many sums"
+"stages >= 2 and slabs >= 2 and positions * 16 <= 262143" = "a tile of the input and its weights pass the shared memory"
+"max(costs, kernel_d * kernel_h * kernel_w * chunks * groups * channel_tiles, groups * tiles * 2) <= 1000000000" = "the volume passes its 32-bit tile offsets"
+
+[workspace]
+packed_weight = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunks * slab_bytes // 4"
+input_cells = "LAY_OUT * batch * input_voxels * groups * chunks * chunk_cells * 4"
+
+[[launch]]
+symbol = "convt3d_pack_implicit_gemm_weight"
+packs = "packed_weight"
+grid = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunks"
+block = 128
+
+[[launch]]
+symbol = "convt3d_lay_out_channels"
+when = "LAY_OUT"
+grid = "ceil_div(batch * input_voxels, 32) * groups * chunks"
+block = 256
+
+[[launch]]
+symbol = "convt3d_fprop_implicit_gemm_wgmma"
+grid = "min(multiprocessors, groups * tiles * channel_tiles * stride_d * stride_h)"
+block = 384
+shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
+*/
+// The transposed convolution as matrix products of Hopper's warpgroups, a residue class of outputs at a time.
+//
+// Outputs come in blocks of stride_d x stride_h x stride_w; each place in a block is a class with taps of its own, and what these read lies
+// at the same offset from every block. GEMM rows are output blocks, columns the channels of a tile, and the depth is input channels x
+// taps of the class. A row of a product's operand is 16 bytes of channels, eight neighbours along w lie together, and the eight of the next h
+// one pitch of the window behind: so a product's 64 rows are a patch of 8 x 8 with nothing between, and a tap is another start address.
+//
+// A multiprocessor's block has two such patches side by side, TILES_M deep. It loads the window of inputs that they read, all channels of it where these fit, and
+// multiplies it by the taps of class after class; else a chunk of channels of a class at a time. So an input is read from L2 about once
+// for each tile of output channels, a weight once for each tile of 128 TILES_M output blocks.
+//
+// Two warpgroups multiply. Three warps load windows: they turn the input's channels into cells of 16 bytes and round them, or copy
+// them (cp.async) where they lie together, in channels_last or because a launch of its own has laid them out so (LAY_OUT). One warp
+// copies slabs of packed weights in bulk, a tap x a chunk of channels. The first window is loaded by all the others too.
+//
+// The classes of w come one after another. Where two of them make pairs of neighbouring 16-bit outputs the sums of the first are kept,
+// rounded, until those of the second are there.
+#include "convt3d.cuh"
+#include "convt3d/advanced.cuh"
+#include "convt3d/forget_memory.cuh"
+#include "convt3d/specialized.cuh"
+#include "convt3d/store_piece.cuh"
+#include "convt3d/wgmma_rows.cuh"
+
+// Patches of 64 output blocks that a warpgroup has behind one another, at most so many columns and cells of a chunk.
+#ifndef TILES_M
+#define TILES_M 2
+#endif
+#ifndef COLUMNS
+#define COLUMNS 128
+#endif
+#ifndef CHUNK_CELLS
+#define CHUNK_CELLS 8
+#endif
+// Whether a launch of its own lays out the input with its channels together.
+#ifndef LAY_OUT
+#define LAY_OUT 0
+#endif
+// Set by the problem; these are for a look at the compiler's output.
+#ifndef WGMMA_TILES
+#define WGMMA_TILES 16
+#endif
+#ifndef CELLS
+#define CELLS 8
+#endif
+#ifndef WINDOW_H
+#define WINDOW_H 9
+#endif
+#ifndef WINDOW_W
+#define WINDOW_W 17
+#endif
+#ifndef STRIDE_W
+#define STRIDE_W 2
+#endif
+#ifndef RESIDENT
+#define RESIDENT 1
+#endif
+#ifndef WHOLE_TILES
+#define WHOLE_TILES 1
+#endif
+
+#if defined(__CUDACC__)
+#define SUMS (WGMMA_TILES * 4)
+#define HELD (sizeof(scalar_t) == 2 && STRIDE_W == 2 ? SUMS / 2 : 1)
+#else
+#define SUMS (128 / TILES_M)
+#define HELD (SUMS / 2)
+#endif
+
+constexpr int HEADER = 1536;  // bytes of barriers, taps and units in shared memory
+constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
+
+__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+struct alignas(16) Cell {
+  unsigned words[4];
+};
+
+__device__ inline void round_cell(const float (&values)[VECTOR], Cell& cell) {
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) cell.words[v] = round_to_tf32(values[v]);
+}
+
+template <class T>
+__device__ inline void round_cell(const T (&values)[VECTOR], Cell& cell) {
+#pragma unroll
+  for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
+}
+
+// The taps of one axis that reach place e of every output block: first_tap + j*stride/gcd, which reads the input first - j*dilation/gcd
+// ahead of the block, for j in [0, count). `before`: how many taps the places before have.
+struct alignas(16) Taps {
+  int count, first, before, first_tap;
+};
+
+__device__ inline Taps taps_of(const Problem& problem, int axis, int e) {
+  const int stride = problem.stride[axis], kernel = problem.kernel_size[axis], dilation = problem.dilation[axis];
+  const int period = stride / greatest_common_divisor(stride, dilation);
+  Taps taps = {0, 0, 0, 0};
+  for (int place = 0; place <= e; ++place) {
+    taps.before += taps.count;
+    int ahead = place + problem.padding[axis], tap = 0;
+    while (tap < min(period, kernel) && ahead % stride != 0) ++tap, ahead -= dilation;
+    taps.first_tap = tap;
+    taps.first = ahead / stride;
+    taps.count = tap < min(period, kernel) ? (kernel - 1 - tap) / period + 1 : 0;
+  }
+  return taps;
+}
+
+// ---- packing: slabs [group][channel tile][class d, h, w][chunk][tap d, h, w] of cells [cell][channel] ----
+
+extern "C" __global__ void convt3d_pack_implicit_gemm_weight(const Problem problem, const View<const scalar_t> weight,
+                                                             accum_t* __restrict__ packed_weight, const int channel_tiles,
+                                                             const int tile8, const int chunks, const int chunk_cells,
+                                                             const int period_d, const int period_h, const int period_w) {
+  const int taps = problem.kernel_size[0] * problem.kernel_size[1] * problem.kernel_size[2], block = static_cast<int>(blockIdx.x);
+  const int tile = block / (taps * chunks) % channel_tiles, group = block / (taps * chunks) / channel_tiles;
+  // Which class of each axis, from what is left of the slab's number in units of `inner` taps.
+  int rest = block % (taps * chunks), inner = taps * chunks, counts[3], firsts[3];
+  for (int axis = 0; axis < 3; ++axis) {
+    inner /= problem.kernel_size[axis];
+    for (int e = 0;; ++e) {
+      const Taps own = taps_of(problem, axis, e);
+      counts[axis] = own.count, firsts[axis] = own.first_tap;
+      if (rest < own.count * inner) break;
+      rest -= own.count * inner;
+    }
+    inner *= counts[axis];
+  }
+  const int chunk = rest / (inner / chunks), tap = rest % (inner / chunks);
+  const int td = firsts[0] + tap / (counts[1] * counts[2]) * period_d, th = firsts[1] + tap / counts[2] % counts[1] * period_h,
+            tw = firsts[2] + tap % counts[2] * period_w;
+  const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int columns = tile8 * 8;
+  Cell* const slab = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(block) * (chunk_cells * columns);
+  for (int i = static_cast<int>(threadIdx.x); i < chunk_cells * columns; i += static_cast<int>(blockDim.x)) {
+    const int ci = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * columns + i % columns;
+    scalar_t values[VECTOR];
+    for (int v = 0; v < VECTOR; ++v) {
+      const bool live = ci + v < in_channels && co < out_channels;
+      values[v] = live ? *weight.at(group * in_channels + ci + v, co, td, th, tw) : to_scalar(accum_t(0));
+    }
+    round_cell(values, slab[i]);
+  }
+}
+
+// ---- loading: a launch that lays the input out as [n, d, h, w][group][chunk][cell], and windows ----
+
+// COUNT cells of one position, of whose channels from the first one on `live` are there.
+template <int COUNT, class Store>
+__device__ __forceinline__ void load_cells(const scalar_t* source, index_t channel_bytes, int live, Store store) {
+  scalar_t values[COUNT][VECTOR];
+#pragma unroll
+  for (int c = 0; c < COUNT * VECTOR; ++c) {
+    values[c / VECTOR][c % VECTOR] = c < live ? *source : to_scalar(accum_t(0));
+    if (c + 1 < live) source = advanced(source, channel_bytes);
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    Cell cell;
+    round_cell(values[i], cell);
+    store(i, cell);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_lay_out_channels(const Problem problem, const View<const scalar_t> input, accum_t* __restrict__ input_cells,
+                             const int chunks, const int chunk_cells) {
+  // Of 32 voxels a chunk of channels: read along the voxels, written along the channels.
+  __shared__ Cell turned[8][33];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const int all_chunks = problem.groups * chunks, chunk = static_cast<int>(blockIdx.x) % all_chunks;
+  const int size_h = problem.input_size[1], size_w = problem.input_size[2];
+  const index_t first = static_cast<index_t>(blockIdx.x / static_cast<unsigned>(all_chunks)) * 32,
+                voxels = static_cast<index_t>(problem.batch) * problem.input_size[0] * size_h * size_w;
+  const int in_channels = problem.in_channels / problem.groups, channel = (chunk % chunks * chunk_cells + warp) * VECTOR;
+  if (warp < chunk_cells) {
+    const index_t voxel = first + lane, plane = voxel / size_w / size_h;
+    const bool inside = voxel < voxels;
+    const scalar_t* const source =
+        inside ? input.at(plane / problem.input_size[0], chunk / chunks * in_channels + channel, plane % problem.input_size[0],
+                          voxel / size_w % size_h, voxel % size_w)
+               : input.data;
+    scalar_t values[VECTOR];
+#pragma unroll
+    for (int v = 0; v < VECTOR; ++v) {
+      values[v] = inside && channel + v < in_channels ? source[v * input.stride[1]] : to_scalar(accum_t(0));
+    }
+    round_cell(values, turned[warp][lane]);
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < 32 * chunk_cells; i += 256) {
+    const index_t voxel = first + i / chunk_cells;
+    if (voxel < voxels) {
+      reinterpret_cast<Cell*>(input_cells)[(voxel * all_chunks + chunk) * chunk_cells + i % chunk_cells] =
+          turned[i % chunk_cells][i / chunk_cells];
+    }
+  }
+}
+
+// ---- the product ----
+
+template <int number>
+struct Number {
+  static constexpr int value = number;
+};
+
+// A unit of work: the classes of one (d, h) of a tile, for a tile of output channels. (n, d, h, w) is the tile's first output block.
+struct alignas(16) Unit {
+  int n, d, h, w;
+  int group, channel_tile, ed, eh;
+};
+
+// What all lanes have, so that the compiler knows it.
+__device__ __forceinline__ int of_warp(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+struct Ring {
+  unsigned barriers;
+  int size, slot;
+  unsigned parity;
+  __device__ Ring(unsigned barriers_, int size_) : barriers(barriers_), size(size_), slot(0), parity(0) {}
+  __device__ unsigned full() const { return barriers + static_cast<unsigned>(slot) * 8; }
+  __device__ unsigned empty() const { return barriers + static_cast<unsigned>(size + slot) * 8; }
+  __device__ void advance() {
+    if (++slot == size) {
+      slot = 0;
+      parity ^= 1u;
+    }
+  }
+};
+
+// The input at which a window begins.
+struct Corner {
+  int n, d, h, w;
+};
+
+// Channels of one position that lie together, whole cells of them on 16 bytes.
+__device__ inline bool takes_whole_cells(const Problem& problem, const View<const scalar_t>& input) {
+  return input.stride[1] == 1 && problem.in_channels / problem.groups % VECTOR == 0 && input.stride[0] % VECTOR == 0 &&
+         input.stride[2] % VECTOR == 0 && input.stride[3] % VECTOR == 0 && input.stride[4] % VECTOR == 0 &&
+         reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
+}
+
+// What is stored at once: outputs side by side in memory that begin on twice their size.
+enum Pairs { NO_PAIRS, OF_COLUMNS, OF_CHANNELS };
+
+template <Pairs pairs>
+struct PairsTag {
+  static constexpr Pairs kind = pairs;
+};
+
+__device__ inline Pairs pairs_of(const Problem& problem, const View<scalar_t>& output) {
+  const bool even = reinterpret_cast<index_t>(output.data) % (2 * sizeof(scalar_t)) == 0 &&
+                    (output.stride[0] | output.stride[2] | output.stride[3]) % 2 == 0;
+  if (even && output.stride[1] == 1 && output.stride[4] % 2 == 0 && problem.out_channels / problem.groups % 2 == 0) {
+    return OF_CHANNELS;
+  }
+  return even && sizeof(scalar_t) == 2 && output.stride[1] % 2 == 0 && output.stride[4] == 1 && problem.stride[2] == 2 &&
+                 problem.output_size[2] % 2 == 0
+             ? OF_COLUMNS
+             : NO_PAIRS;
+}
+
+// Two sums rounded to the 16 bits of an element, in a word; elements of four bytes are no pairs.
+__device__ __forceinline__ unsigned rounded_pair(float a, float b) {
+#if defined(__CUDACC__) && defined(CONVT3D_FP16)
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+  return pair;
+#elif defined(__CUDACC__)
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+  return pair;
+#else
+  scalar_t elements[2] = {to_scalar(a), to_scalar(b)};
+  unsigned pair;
+  memcpy(&pair, elements, sizeof pair);
+  return pair;
+#endif
+}
+__device__ __forceinline__ void split_pair(unsigned, float&, float&) {}
+template <class Half>
+__device__ __forceinline__ void split_pair(unsigned bits, Half& a, Half& b) {
+  a.bits = static_cast<unsigned short>(bits), b.bits = static_cast<unsigned short>(bits >> 16);
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm_wgmma(
+    const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
+    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
+    const int channel_tiles, const int tile8, const int chunks, const int chunk_cells, const int wide, const int tile_h, const int tile_w,
+    const int tiles_d, const int tiles_h, const int tiles_w, const int lowest_d, const int lowest_h, const int lowest_w,
+    const int apart_d, const int apart_h, const int apart_w, const int resident, const int window_d, const int window_h, const int window_w, const int positions, const int stage_bytes,
+    const int stages, const int slabs, const int slab_bytes, const int tile_cost, const int costs) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int cells = SPECIALIZED(CELLS, chunk_cells), columns8 = SPECIALIZED(WGMMA_TILES, tile8);
+  const int rows_h = SPECIALIZED(WINDOW_H, window_h), rows_w = SPECIALIZED(WINDOW_W, window_w);
+  const int stride_w = SPECIALIZED(STRIDE_W, problem.stride[2]);
+  const bool stays = SPECIALIZED(RESIDENT, resident);
+  const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int thread = static_cast<int>(threadIdx.x), warp = of_warp(thread / 32), lane = thread % 32;
+  const unsigned base = shared_address(shared), stage_base = base + HEADER,
+                 slab_base = stage_base + static_cast<unsigned>(stages * stage_bytes);
+  const unsigned begun = base + 16 * static_cast<unsigned>(stages + slabs);  // barriers of what all load at first
+  Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
+  Taps* const taps = reinterpret_cast<Taps*>(shared + 640);  // [axis][place in an output block]
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    if (warp == axis + 1 && lane < problem.stride[axis]) taps[axis * 8 + lane] = taps_of(problem, axis, lane);
+  }
+  if (thread == 0) {
+    for (int i = 0; i < stages + slabs; ++i) {
+      const unsigned full = base + static_cast<unsigned>(i < stages ? i : i + stages) * 8;
+      mbarrier_init(full, i < stages ? 3 : 1);
+      mbarrier_init(full + static_cast<unsigned>(i < stages ? stages : slabs) * 8, 8);
+    }
+    for (int i = 0; i < stages; ++i) mbarrier_init(begun + static_cast<unsigned>(i) * 8, 8);
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+
+  // Load a chunk of the window that begins at an input, by so many warps of which this is number `me`. A warp has 32 positions at a time,
+  // and a thread `batch` cells on their way.
+  const auto load_window = [&](auto batch, int slot, Corner from, int group, int chunk, int me, int warps) {
+    constexpr int BATCH = decltype(batch)::value;
+    const int size_d = problem.input_size[0], size_h = problem.input_size[1], size_w = problem.input_size[2];
+    const int count = window_d * rows_h * rows_w, lane_now = static_cast<int>(computed_anew(threadIdx.x)) % 32;
+    Cell* const target = reinterpret_cast<Cell*>(shared + HEADER + slot * stage_bytes);
+    const bool whole_cells = LAY_OUT || takes_whole_cells(problem, input);
+    const scalar_t* const volume = LAY_OUT ? reinterpret_cast<const scalar_t*>(input_cells) +
+                                                 (static_cast<index_t>(from.n) * size_d * size_h * size_w * problem.groups * chunks +
+                                                  group * chunks + chunk) * cells * VECTOR
+                                           : input.at(from.n, group * in_channels + chunk * cells * VECTOR, 0, 0, 0);
+    const int live = LAY_OUT ? cells * VECTOR : in_channels - chunk * cells * VECTOR;
+    const int parts = whole_cells ? 1 : ceil_div(cells, BATCH);
+#pragma unroll 1
+    for (int item = me; item * 32 < ceil_div(count, 32) * 32 * parts; item += warps) {
+      const int first = item / parts * 32, position = first + lane_now, part = item % parts;
+      const int w = from.w + position % rows_w, h = from.h + position / rows_w % rows_h, d = from.d + position / rows_w / rows_h;
+      const bool inside = position < count && static_cast<unsigned>(d) < static_cast<unsigned>(size_d) &&
+                          static_cast<unsigned>(h) < static_cast<unsigned>(size_h) &&
+                          static_cast<unsigned>(w) < static_cast<unsigned>(size_w);
+      index_t place = LAY_OUT ? ((static_cast<index_t>(d) * size_h + h) * size_w + w) * problem.groups * chunks * cells * VECTOR
+                              : d * input.stride[2] + h * input.stride[3] + w * input.stride[4];
+      if (!inside) place = -1;
+      if (whole_cells) {
+        // Neighbouring lanes copy neighbouring cells.
+#pragma unroll 2
+        for (int i = 0; i < cells; ++i) {
+          const int owner = (i * 32 + lane_now) / cells, cell = (i * 32 + lane_now) % cells;
+          const index_t owned = __shfl_sync(0xffffffffu, place, owner);
+          if (first + owner >= count) continue;
+          const bool copied = owned >= 0 && cell * VECTOR < live;
+          const scalar_t* const source = copied ? volume + owned + cell * VECTOR : input.data;
+          Cell* const to = target + cell * positions + first + owner;
+          if constexpr (LAY_OUT || sizeof(scalar_t) == 2) {
+            cp_async<16>(shared_address(to), source, copied ? 16 : 0);
+          } else {
+            Cell loaded = {};
+            if (copied) loaded = *reinterpret_cast<const Cell*>(source);
+            scalar_t values[VECTOR];
+            memcpy(values, &loaded, 16);
+            round_cell(values, *to);
+          }
+        }
+      } else if (position < count) {
+        const int cell = part * BATCH, ahead = cell * VECTOR;
+        load_cells<BATCH>(inside ? volume + place + ahead * input.stride[1] : input.data,
+                          input.stride[1] * static_cast<index_t>(sizeof(scalar_t)), inside ? live - ahead : 0,
+                          [&](int i, const Cell& value) {
+                            if (cells % BATCH == 0 || cell + i < cells) target[(cell + i) * positions + position] = value;
+                          });
+      }
+    }
+    cp_async_wait_all();
+    fence_async();
+    __syncwarp();
+  };
+  // A block owns the units that begin in its share of what all cost.
+  const auto first_unit = [&](int block) {
+    const int blocks = static_cast<int>(gridDim.x), from = costs / blocks * block + min(block, costs % blocks);
+    int rest = from % tile_cost, unit = 0;
+    for (int ed = 0, eh = 0; rest > 0; ++unit) {
+      rest -= taps[ed].count * taps[8 + eh].count + 1;
+      if (++eh == problem.stride[1]) eh = 0, ++ed;
+    }
+    return from / tile_cost * problem.stride[0] * problem.stride[1] + unit;
+  };
+  const int either = first_unit(static_cast<int>(blockIdx.x) + lane % 2);
+  const int first_number = of_warp(either), count = __shfl_sync(0xffffffffu, either, 1) - first_number;
+  // Each warp keeps its unit in shared memory.
+  Unit* const unit = reinterpret_cast<Unit*>(shared + 1024) + warp;
+  if (lane == 0) {
+    int rest = first_number;
+    unit->eh = rest % problem.stride[1], rest /= problem.stride[1];
+    unit->ed = rest % problem.stride[0], rest /= problem.stride[0];
+    unit->channel_tile = rest % channel_tiles, rest /= channel_tiles;
+    unit->w = rest % tiles_w * tile_w, rest /= tiles_w;
+    unit->h = rest % tiles_h * tile_h, rest /= tiles_h;
+    unit->d = rest % tiles_d * TILES_M, rest /= tiles_d;
+    unit->n = rest % problem.batch, unit->group = rest / problem.batch;
+  }
+  __syncwarp();
+  const auto next_unit = [&] {
+    __syncwarp();  // all lanes have read what changes
+    if (lane == 0) {
+      const auto carries = [](int& digit, int step, int size) {
+        digit += step;
+        if (digit < size) return false;
+        digit = 0;
+        return true;
+      };
+      if (carries(unit->eh, 1, problem.stride[1]) && carries(unit->ed, 1, problem.stride[0]) &&
+          carries(unit->channel_tile, 1, channel_tiles) && carries(unit->w, tile_w, tiles_w * tile_w) &&
+          carries(unit->h, tile_h, tiles_h * tile_h) && carries(unit->d, TILES_M, tiles_d * TILES_M) &&
+          carries(unit->n, 1, problem.batch)) {
+        ++unit->group;
+      }
+    }
+    __syncwarp();
+  };
+  const auto lowest = [&](int axis, int e) {
+    if (stays) return axis == 0 ? lowest_d : axis == 1 ? lowest_h : lowest_w;
+    const Taps own = taps[axis * 8 + e];
+    return own.first - (own.count - 1) * (axis == 0 ? apart_d : axis == 1 ? apart_h : apart_w);
+  };
+  // Where the window of a tile begins, for all classes or for one.
+  const auto window_of = [&](int ew) {
+    return Corner{unit->n, unit->d + lowest(0, unit->ed), unit->h + lowest(1, unit->eh), unit->w + lowest(2, ew)};
+  };
+  const auto row_taps = [&] { return taps[unit->ed].count * taps[8 + unit->eh].count; };
+  // So many chunks of what the first products read are loaded by the warps that will multiply them.
+  const int early = count > 0 && (stays || row_taps() * taps[16].count > 0) ? min(stages, chunks) : 0;
+
+  if (warp >= 8) {
+    give_registers<56>();
+    if (warp < 11) {
+      int left = early;
+      for (int i = 0; i < count; ++i, next_unit()) {
+        if (stays && i > 0 && unit->channel_tile + unit->ed + unit->eh > 0) continue;
+        for (int ew = 0; ew < (stays ? 1 : stride_w); ++ew) {
+          if (!stays && row_taps() * taps[16 + ew].count == 0) continue;
+          for (int chunk = 0; chunk < chunks; ++chunk, --left) {
+            if (left > 0) {
+              mbarrier_wait_patiently(begun + static_cast<unsigned>(chunk) * 8, 0);
+            } else {
+              mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
+              load_window(Number<2>{}, stage.slot, window_of(ew), unit->group, chunk, warp - 8, 3);
+            }
+            if (lane == 0) mbarrier_arrive(stage.full());
+            stage.advance();
+          }
+        }
+      }
+    } else {
+      const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2];
+      for (int i = 0; i < count; ++i, next_unit()) {
+        if (lane != 0) continue;
+        // The classes of w of a unit lie one behind another.
+        const int rows = (unit->group * channel_tiles + unit->channel_tile) * problem.kernel_size[0] * kernel_h +
+                         taps[unit->ed].before * kernel_h + taps[unit->ed].count * taps[8 + unit->eh].before;
+        const unsigned char* source =
+            reinterpret_cast<const unsigned char*>(packed_weight) + static_cast<index_t>(rows * kernel_w * chunks) * slab_bytes;
+        for (int left = row_taps() * kernel_w * chunks; left > 0; --left, source += slab_bytes) {
+          mbarrier_wait_patiently(slab.empty(), slab.parity ^ 1u);
+          mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes));
+          bulk_copy(slab_base + static_cast<unsigned>(slab.slot * slab_bytes), source, static_cast<unsigned>(slab_bytes), slab.full());
+          slab.advance();
+        }
+      }
+    }
+    return;
+  }
+
+  take_registers<224>();
+  float sums[TILES_M][SUMS];
+  unsigned held[TILES_M][HELD];
+  const int warpgroup = warp / 4;
+  const Pairs pairs = pairs_of(problem, output);
+  const unsigned stage_k = static_cast<unsigned>(positions), slab_k = static_cast<unsigned>(columns8) * 8;  // in 16 bytes
+  const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * (wide ? 8 : 8 * rows_w));
+  const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);
+
+  for (int chunk = 0; chunk < early; ++chunk) {
+    load_window(Number<4>{}, chunk, window_of(0), unit->group, chunk, warp, 8);
+    if (lane == 0) mbarrier_arrive(begun + static_cast<unsigned>(chunk) * 8);
+  }
+  for (int i = 0; i < count; ++i, next_unit()) {
+#pragma unroll 1
+    for (int ew = 0; ew < stride_w; ++ew) {
+      const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh], taps_w = taps[16 + ew];
+      const int count_d = of_warp(taps_d.count), count_h = of_warp(taps_h.count), count_w = of_warp(taps_w.count);
+      const bool last = i + 1 == count || (unit->channel_tile + 1 == channel_tiles && unit->ed + 1 == problem.stride[0] &&
+                                           unit->eh + 1 == problem.stride[1]);
+      const bool releases = of_warp(!stays || (last && ew == stride_w - 1)) != 0;
+      const unsigned origin =
+          first_stage + static_cast<unsigned>(of_warp(((taps_d.first - lowest(0, unit->ed)) * rows_h + taps_h.first - lowest(1, unit->eh)) * rows_w +
+                                                      taps_w.first - lowest(2, ew)));
+      const bool has_taps = count_d * count_h * count_w > 0;
+#pragma unroll
+      for (int i = 0; i < TILES_M * SUMS; ++i) sums[i / SUMS][i % SUMS] = 0.0f;
+      Ring at_stage = stage;
+      unsigned read_slab = 0;  // what the products before the newest ones have read is given back
+      for (int chunk = 0; (has_taps || (stays && releases)) && chunk < chunks; ++chunk) {
+        mbarrier_wait(at_stage.full(), at_stage.parity);
+        unsigned plane = origin + (static_cast<unsigned>(at_stage.slot * stage_bytes) >> 4);
+        for (int jd = 0; has_taps && jd < count_d; ++jd, plane -= static_cast<unsigned>(apart_d * rows_h * rows_w)) {
+          unsigned row = plane;
+          for (int jh = 0; jh < count_h; ++jh, row -= static_cast<unsigned>(apart_h * rows_w)) {
+            unsigned a = row;
+            for (int jw = 0; jw < count_w; ++jw, a -= static_cast<unsigned>(apart_w)) {
+              mbarrier_wait(slab.full(), slab.parity);
+              wgmma_fence();
+              const unsigned b = first_slab + (static_cast<unsigned>(slab.slot * slab_bytes) >> 4);
+#pragma unroll
+              for (int k = 0; k < cells / 2; ++k) {
+#pragma unroll
+                for (int m = 0; m < TILES_M; ++m) {
+                  wgmma_rows(sums[m], a + static_cast<unsigned>(m * rows_h * rows_w) + static_cast<unsigned>(k) * 2 * stage_k,
+                             static_cast<unsigned>(rows_w) * 16, b + static_cast<unsigned>(k) * 2 * slab_k, 1u, columns8 * 8);
+                }
+              }
+              wgmma_commit();
+              wgmma_wait<1>();
+              if (lane == 0 && read_slab != 0) mbarrier_arrive(read_slab);
+              read_slab = slab.empty();
+              slab.advance();
+            }
+          }
+        }
+        if (releases) {
+          wgmma_wait<0>();
+          __syncwarp();  // all lanes have seen it full
+          if (lane == 0) mbarrier_arrive(at_stage.empty());
+        }
+        at_stage.advance();
+      }
+      wgmma_wait<0>();
+      if (lane == 0 && read_slab != 0) mbarrier_arrive(read_slab);
+      if (releases && (stays || has_taps)) stage = at_stage;
+
+      // Of a patch's rows a thread has w = lane / 4 in two neighbouring rows of h, and of eight channels two.
+      const int group = unit->group, own = static_cast<int>(computed_anew(threadIdx.x)) % 32;
+      const int first_channel = unit->channel_tile * columns8 * 8 + own % 4 * 2;
+      const int w = (unit->w + (wide ? warpgroup * 8 : 0) + own / 4) * stride_w + ew;
+      // What is stored: the bias added, in 16 bits rounded and two channels a word.
+      constexpr bool halves = sizeof(scalar_t) == 2;
+      const auto finish_sums = [&](auto& words) {
+#pragma unroll
+        for (int j = 0; j < SUMS / 4; ++j) {
+          if (j >= columns8) break;
+          float added[2] = {0.0f, 0.0f};
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            const int channel = first_channel + j * 8 + c;
+            if (bias != nullptr && (SPECIALIZED(WHOLE_TILES, false) || channel < out_channels)) {
+              added[c] = to_accum(bias[group * out_channels + channel]);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < 2 * TILES_M; ++i) {
+            float* const pair = &sums[i / 2][j * 4 + i % 2 * 2];
+            pair[0] += added[0], pair[1] += added[1];
+            if (halves) words[i / 2][halves ? j * 2 + i % 2 : 0] = rounded_pair(pair[0], pair[1]);
+          }
+        }
+      };
+      if constexpr (halves && HELD > 1) {
+        if (pairs == OF_COLUMNS && ew == 0) {
+          finish_sums(held);
+          continue;
+        }
+      }
+      unsigned words[TILES_M][halves ? SUMS / 2 : 1];
+      finish_sums(words);
+      forget_memory();
+      const auto finish = [&](auto tag) {
+        constexpr Pairs kind = decltype(tag)::kind;
+        scalar_t* targets[2 * TILES_M];
+        bool live[2 * TILES_M];
+#pragma unroll
+        for (int i = 0; i < 2 * TILES_M; ++i) {
+          const int d = (unit->d + i / 2) * problem.stride[0] + unit->ed;
+          const int h = (unit->h + (wide ? 0 : warpgroup * 8) + warp % 4 * 2 + i % 2) * problem.stride[1] + unit->eh;
+          live[i] = d < problem.output_size[0] && h < problem.output_size[1] && w < problem.output_size[2];
+          // Of a pair this is the second.
+          targets[i] = output.at(unit->n, group * out_channels + first_channel, d, h, kind == OF_COLUMNS ? w - 1 : w);
+        }
+#pragma unroll
+        for (int j = 0; j < SUMS / 4; ++j) {
+          if (j >= columns8) break;
+          const int left = SPECIALIZED(WHOLE_TILES, false) ? 2 : out_channels - first_channel - j * 8;
+#pragma unroll
+          for (int i = 0; i < 2 * TILES_M; ++i) {
+            scalar_t *const y = targets[i], *const next = y + output.stride[1];
+            const bool one = live[i] && left > 0, two = live[i] && left > 1;
+            if constexpr (kind == OF_COLUMNS) {
+              const unsigned before = held[i / 2][j * 2 + i % 2], now = words[i / 2][j * 2 + i % 2];
+              if (one) *reinterpret_cast<unsigned*>(y) = (before & 0xffffu) | now << 16;
+              if (two) *reinterpret_cast<unsigned*>(next) = before >> 16 | (now & 0xffff0000u);
+            } else {
+              scalar_t first, second;
+              if (halves) {
+                split_pair(words[i / 2][halves ? j * 2 + i % 2 : 0], first, second);
+              } else {
+                first = to_scalar(sums[i / 2][j * 4 + i % 2 * 2]), second = to_scalar(sums[i / 2][j * 4 + i % 2 * 2 + 1]);
+              }
+              if constexpr (kind == OF_CHANNELS) {
+                if (one) store_pair(y, first, second);
+              } else {
+                if (one) *y = first;
+                if (two) *next = second;
+              }
+            }
+            targets[i] = advanced(y, 8 * output.stride[1] * static_cast<index_t>(sizeof(scalar_t)));
+          }
+        }
+      };
+      if constexpr (halves && HELD > 1) {
+        if (pairs == OF_COLUMNS) {
+          finish(PairsTag<OF_COLUMNS>{});
+          continue;
+        }
+      }
+      if (pairs == OF_CHANNELS) {
+        finish(PairsTag<OF_CHANNELS>{});
+      } else {
+        finish(PairsTag<NO_PAIRS>{});
+      }
+    }
+  }
+}
