@@ -71,7 +71,7 @@ window_h = "tile_h + (all_h if resident else one_h)"
 window_w = "tile_w + (all_w if resident else one_w)"
 positions = "all_positions if resident else one_positions"
 stage_bytes = "16 * chunk_cells * positions"
-stages = "min(16, 2 * chunks if resident else 3, memory // stage_bytes)"
+stages = "chunks if resident else min(3, memory // stage_bytes)"
 slabs = "min(16, (230912 - stages * stage_bytes) // slab_bytes)"
 
 # A unit of work is a tile and its classes of one (d, h): its rows of taps and as much again as one for its stores.
@@ -81,8 +81,8 @@ costs = "groups * tiles * channel_tiles * tile_cost"
 [restrictions]
 "max(stride_d, stride_h, stride_w) <= 8" = "it goes through the outputs of a block class by class: strides of at most 8"
 "tile8 * TILES_M <= 32" = "a thread has no registers for so many sums"
-"stages >= 2 and slabs >= 2 and positions * 16 <= 262143" = "a tile of the input and its weights pass the shared memory"
-"max(costs, kernel_d * kernel_h * kernel_w * chunks * groups * channel_tiles, groups * tiles * 2) <= 1000000000" = "the volume passes its 32-bit tile offsets"
+"stages >= 2 - resident and slabs >= 2 and positions * 16 <= 262143" = "a tile of the input and its weights pass the shared memory"
+"max(costs, kernel_d * kernel_h * kernel_w * chunks * groups * channel_tiles, groups * tiles * 2, input_voxels * groups * chunks * chunk_cells) <= 1000000000" = "the volume passes its 32-bit tile offsets"
 
 [workspace]
 packed_weight = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunks * slab_bytes // 4"
@@ -345,7 +345,9 @@ struct Corner {
 
 // Channels of one position that lie together, whole cells of them on 16 bytes.
 __device__ inline bool takes_whole_cells(const Problem& problem, const View<const scalar_t>& input) {
-  return input.stride[1] == 1 && problem.in_channels / problem.groups % VECTOR == 0 && input.stride[0] % VECTOR == 0 &&
+  index_t last = 0;
+  for (int axis = 0; axis < 3; ++axis) last += (problem.input_size[axis] - 1) * input.stride[2 + axis];
+  return last < index_t(2147483647) && input.stride[1] == 1 && problem.in_channels / problem.groups % VECTOR == 0 && input.stride[0] % VECTOR == 0 &&
          input.stride[2] % VECTOR == 0 && input.stride[3] % VECTOR == 0 && input.stride[4] % VECTOR == 0 &&
          reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
 }
@@ -409,7 +411,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
   const int thread = static_cast<int>(threadIdx.x), warp = of_warp(thread / 32), lane = thread % 32;
   const unsigned base = shared_address(shared), stage_base = base + HEADER,
                  slab_base = stage_base + static_cast<unsigned>(stages * stage_bytes);
-  const unsigned begun = base + 16 * static_cast<unsigned>(stages + slabs);  // barriers of what all load at first
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
   Taps* const taps = reinterpret_cast<Taps*>(shared + 640);  // [axis][place in an output block]
 #pragma unroll
@@ -419,10 +420,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
   if (thread == 0) {
     for (int i = 0; i < stages + slabs; ++i) {
       const unsigned full = base + static_cast<unsigned>(i < stages ? i : i + stages) * 8;
-      mbarrier_init(full, i < stages ? 3 : 1);
+      mbarrier_init(full, i >= stages ? 1 : stays ? 8 : 3);
       mbarrier_init(full + static_cast<unsigned>(i < stages ? stages : slabs) * 8, 8);
     }
-    for (int i = 0; i < stages; ++i) mbarrier_init(begun + static_cast<unsigned>(i) * 8, 8);
     mbarrier_fence_init();
   }
   __syncthreads();
@@ -448,34 +448,34 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
       const bool inside = position < count && static_cast<unsigned>(d) < static_cast<unsigned>(size_d) &&
                           static_cast<unsigned>(h) < static_cast<unsigned>(size_h) &&
                           static_cast<unsigned>(w) < static_cast<unsigned>(size_w);
-      index_t place = LAY_OUT ? ((static_cast<index_t>(d) * size_h + h) * size_w + w) * problem.groups * chunks * cells * VECTOR
-                              : d * input.stride[2] + h * input.stride[3] + w * input.stride[4];
-      if (!inside) place = -1;
       if (whole_cells) {
-        // Neighbouring lanes copy neighbouring cells.
-#pragma unroll 2
+        // Neighbouring lanes copy neighbouring cells; places are counted in cells.
+        const index_t at = LAY_OUT ? ((static_cast<index_t>(d) * size_h + h) * size_w + w) * problem.groups * chunks * cells
+                                   : (d * input.stride[2] + h * input.stride[3] + w * input.stride[4]) / VECTOR;
+        const int place = inside ? static_cast<int>(at) : -1;
+        Cell* const targets = target + first;
+#pragma unroll(BATCH == 4 ? CELLS : 2)
         for (int i = 0; i < cells; ++i) {
           const int owner = (i * 32 + lane_now) / cells, cell = (i * 32 + lane_now) % cells;
-          const index_t owned = __shfl_sync(0xffffffffu, place, owner);
-          if (first + owner >= count) continue;
+          const int owned = __shfl_sync(0xffffffffu, place, owner);
           const bool copied = owned >= 0 && cell * VECTOR < live;
-          const scalar_t* const source = copied ? volume + owned + cell * VECTOR : input.data;
-          Cell* const to = target + cell * positions + first + owner;
+          const Cell* const source = reinterpret_cast<const Cell*>(volume) + (copied ? owned + cell : 0);
+          if (first + owner >= count) continue;
           if constexpr (LAY_OUT || sizeof(scalar_t) == 2) {
-            cp_async<16>(shared_address(to), source, copied ? 16 : 0);
+            cp_async<16>(shared_address(targets + cell * positions + owner), source, copied ? 16 : 0);
           } else {
             Cell loaded = {};
-            if (copied) loaded = *reinterpret_cast<const Cell*>(source);
+            if (copied) loaded = *source;
             scalar_t values[VECTOR];
             memcpy(values, &loaded, 16);
-            round_cell(values, *to);
+            round_cell(values, targets[cell * positions + owner]);
           }
         }
       } else if (position < count) {
         const int cell = part * BATCH, ahead = cell * VECTOR;
-        load_cells<BATCH>(inside ? volume + place + ahead * input.stride[1] : input.data,
-                          input.stride[1] * static_cast<index_t>(sizeof(scalar_t)), inside ? live - ahead : 0,
-                          [&](int i, const Cell& value) {
+        const index_t place = d * input.stride[2] + h * input.stride[3] + w * input.stride[4] + ahead * input.stride[1];
+        load_cells<BATCH>(inside ? volume + place : input.data, input.stride[1] * static_cast<index_t>(sizeof(scalar_t)),
+                          inside ? live - ahead : 0, [&](int i, const Cell& value) {
                             if (cells % BATCH == 0 || cell + i < cells) target[(cell + i) * positions + position] = value;
                           });
       }
@@ -537,24 +537,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
     return Corner{unit->n, unit->d + lowest(0, unit->ed), unit->h + lowest(1, unit->eh), unit->w + lowest(2, ew)};
   };
   const auto row_taps = [&] { return taps[unit->ed].count * taps[8 + unit->eh].count; };
-  // So many chunks of what the first products read are loaded by the warps that will multiply them.
-  const int early = count > 0 && (stays || row_taps() * taps[16].count > 0) ? min(stages, chunks) : 0;
-
   if (warp >= 8) {
     give_registers<56>();
     if (warp < 11) {
-      int left = early;
-      for (int i = 0; i < count; ++i, next_unit()) {
-        if (stays && i > 0 && unit->channel_tile + unit->ed + unit->eh > 0) continue;
-        for (int ew = 0; ew < (stays ? 1 : stride_w); ++ew) {
-          if (!stays && row_taps() * taps[16 + ew].count == 0) continue;
-          for (int chunk = 0; chunk < chunks; ++chunk, --left) {
-            if (left > 0) {
-              mbarrier_wait_patiently(begun + static_cast<unsigned>(chunk) * 8, 0);
-            } else {
-              mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
-              load_window(Number<2>{}, stage.slot, window_of(ew), unit->group, chunk, warp - 8, 3);
-            }
+      for (int i = 0; !stays && i < count; ++i, next_unit()) {
+        for (int ew = 0; ew < stride_w; ++ew) {
+          if (row_taps() * taps[16 + ew].count == 0) continue;
+          for (int chunk = 0; chunk < chunks; ++chunk) {
+            mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
+            load_window(Number<2>{}, stage.slot, window_of(ew), unit->group, chunk, warp - 8, 3);
             if (lane == 0) mbarrier_arrive(stage.full());
             stage.advance();
           }
@@ -589,11 +580,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
   const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * (wide ? 8 : 8 * rows_w));
   const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);
 
-  for (int chunk = 0; chunk < early; ++chunk) {
-    load_window(Number<4>{}, chunk, window_of(0), unit->group, chunk, warp, 8);
-    if (lane == 0) mbarrier_arrive(begun + static_cast<unsigned>(chunk) * 8);
-  }
   for (int i = 0; i < count; ++i, next_unit()) {
+    if (stays && (i == 0 || unit->channel_tile + unit->ed + unit->eh == 0)) {
+      Ring fresh = stage;
+      for (int chunk = 0; chunk < chunks; ++chunk, fresh.advance()) {
+        mbarrier_wait(fresh.empty(), fresh.parity ^ 1u);
+        load_window(Number<4>{}, fresh.slot, window_of(0), unit->group, chunk, warp, 8);
+        if (lane == 0) mbarrier_arrive(fresh.full());
+      }
+    }
 #pragma unroll 1
     for (int ew = 0; ew < stride_w; ++ew) {
       const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh], taps_w = taps[16 + ew];
