@@ -1,6 +1,6 @@
 /* convt3d
 pass = "fprop"
-dtypes = ["tf32", "bf16", "fp16"]
+dtypes = ["bf16", "fp16"]
 architectures = ["sm_90a"]
 
 [search]
@@ -29,16 +29,11 @@ all_cells = "2 * ceil_div(in_channels_per_group * itemsize, 32)"
 chunk_cells = "min(CHUNK_CELLS, all_cells) if all_cells % CHUNK_CELLS == 0 or all_cells < CHUNK_CELLS else 6 if all_cells % 6 == 0 and CHUNK_CELLS > 4 else 4"
 chunks = "ceil_div(all_cells, chunk_cells)"
 
-# Output blocks of stride_d x stride_h x stride_w, and a block's tile of them: two patches of 8 x 8, side by side along w or h, TILES_M deep.
-blocks_d = "ceil_div(output_d, stride_d)"
-blocks_h = "ceil_div(output_h, stride_h)"
-blocks_w = "ceil_div(output_w, stride_w)"
-wide = "1 if ceil_div(blocks_w, 16) * ceil_div(blocks_h, 8) <= ceil_div(blocks_w, 8) * ceil_div(blocks_h, 16) else 0"
-tile_h = "8 if wide else 16"
-tile_w = "16 if wide else 8"
-tiles_d = "ceil_div(blocks_d, TILES_M)"
-tiles_h = "ceil_div(blocks_h, tile_h)"
-tiles_w = "ceil_div(blocks_w, tile_w)"
+# Output blocks of stride_d x stride_h x stride_w, and a tile of them: 2 x 8 x 8 TILES_M.
+tile_w = "8 * TILES_M"
+tiles_d = "ceil_div(ceil_div(output_d, stride_d), 2)"
+tiles_h = "ceil_div(ceil_div(output_h, stride_h), 8)"
+tiles_w = "ceil_div(ceil_div(output_w, stride_w), tile_w)"
 tiles = "batch * tiles_d * tiles_h * tiles_w"
 
 # Tap t of the one class that it reaches reads the input (padding - t*dilation) / stride, rounded up, ahead of the output block.
@@ -58,25 +53,28 @@ all_w = "ceil_div(padding_w, stride_w) - lowest_w"
 one_d = "(kernel_d - 1) // period_d * apart_d"
 one_h = "(kernel_h - 1) // period_h * apart_h"
 one_w = "(kernel_w - 1) // period_w * apart_w"
-all_positions = "(TILES_M + all_d) * (tile_h + all_h) * (tile_w + all_w) // 2 * 2 + 1"
-one_positions = "(TILES_M + one_d) * (tile_h + one_h) * (tile_w + one_w) // 2 * 2 + 1"
+# A window is kept in TILES_M parts, each with every TILES_M-th position of w; an odd number of positions.
+all_positions = "(2 + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_M)) * TILES_M // 2 * 2 + 1"
+one_positions = "(2 + one_d) * (8 + one_h) * (8 + ceil_div(one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 
-# A slab: a tap of a chunk of channels.
 slab_bytes = "128 * chunk_cells * tile8"
 memory = "230912 - 4 * slab_bytes"
 # Where all channels of a tile's inputs fit they stay for all classes.
 resident = "1 if 16 * chunk_cells * all_positions * chunks <= memory and chunks <= 16 else 0"
-window_d = "TILES_M + (all_d if resident else one_d)"
-window_h = "tile_h + (all_h if resident else one_h)"
-window_w = "tile_w + (all_w if resident else one_w)"
+window_d = "2 + (all_d if resident else one_d)"
+window_h = "8 + (all_h if resident else one_h)"
+window_w = "8 + ceil_div(all_w if resident else one_w, TILES_M)"
 positions = "all_positions if resident else one_positions"
 stage_bytes = "16 * chunk_cells * positions"
 stages = "chunks if resident else min(3, memory // stage_bytes)"
 slabs = "min(16, (230912 - stages * stage_bytes) // slab_bytes)"
 
-# A unit of work is a tile and its classes of one (d, h): its rows of taps and as much again as one for its stores.
+# A unit of work is a tile and its classes of one (d, h): its rows of taps and as much again as one for its stores. Blocks take whole tiles
+# where that makes the longest share an eighth longer at most.
 tile_cost = "kernel_d * kernel_h + stride_d * stride_h"
-costs = "groups * tiles * channel_tiles * tile_cost"
+all_tiles = "groups * tiles * channel_tiles"
+costs = "all_tiles * tile_cost"
+granule = "tile_cost if 8 * ceil_div(all_tiles, multiprocessors) * multiprocessors <= 9 * all_tiles else 1"
 
 [restrictions]
 "max(stride_d, stride_h, stride_w) <= 8" = "it goes through the outputs of a block class by class: strides of at most 8"
@@ -102,7 +100,7 @@ block = 256
 
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_wgmma"
-grid = "min(multiprocessors, groups * tiles * channel_tiles * stride_d * stride_h)"
+grid = "min(multiprocessors, all_tiles * stride_d * stride_h)"
 block = 384
 shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 */
@@ -110,27 +108,28 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 //
 // Outputs come in blocks of stride_d x stride_h x stride_w; each place in a block is a class with taps of its own, and what these read lies
 // at the same offset from every block. GEMM rows are output blocks, columns the channels of a tile, and the depth is input channels x
-// taps of the class. A row of a product's operand is 16 bytes of channels, eight neighbours along w lie together, and the eight of the next h
-// one pitch of the window behind: so a product's 64 rows are a patch of 8 x 8 with nothing between, and a tap is another start address.
+// taps of the class. In shared memory a row of a product's operand is 16 bytes of channels; eight neighbours along w lie together, and those of the next
+// h one row of the window behind. So a product's 64 rows are a patch of 8 x 8 with nothing between, and a tap is another start address.
+// A thread block has two such patches along d, one for each warpgroup that multiplies, and TILES_M side by side along w, each with every
+// TILES_M-th position, so that a lane has TILES_M neighbours.
 //
-// A multiprocessor's block has two such patches side by side, TILES_M deep. It loads the window of inputs that they read, all channels of it where these fit, and
-// multiplies it by the taps of class after class; else a chunk of channels of a class at a time. So an input is read from L2 about once
-// for each tile of output channels, a weight once for each tile of 128 TILES_M output blocks.
+// It loads the window of inputs that its tile reads, all channels of it where these fit, and multiplies it by the taps of class after
+// class; else a chunk of channels of a class at a time. An input is read from L2 about once for each tile of output channels (or class), a
+// weight once for each 128 TILES_M output blocks.
 //
-// Two warpgroups multiply. Three warps load windows: they turn the input's channels into cells of 16 bytes and round them, or copy
-// them (cp.async) where they lie together, in channels_last or because a launch of its own has laid them out so (LAY_OUT). One warp
-// copies slabs of packed weights in bulk, a tap x a chunk of channels. The first window is loaded by all the others too.
+// Windows that stay are loaded by the warps that multiply them, others meanwhile by three warps: they turn the input's channels into
+// cells of 16 bytes, or copy cells (cp.async) where channels lie together, in channels_last or because a launch of its own has
+// laid them out so (LAY_OUT). The last warp copies slabs of packed weights in bulk, a tap of a chunk of channels each.
 //
-// The classes of w come one after another. Where two of them make pairs of neighbouring 16-bit outputs the sums of the first are kept,
-// rounded, until those of the second are there.
+// The classes of w come one after another. Where two of them make whole runs of the output, the sums of the first are kept, rounded,
+// until those of the second are there.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/store_piece.cuh"
 #include "convt3d/wgmma_rows.cuh"
 
-// Patches of 64 output blocks that a warpgroup has behind one another, at most so many columns and cells of a chunk.
+// Patches of 64 output blocks that a warpgroup has (1, 2 or 4); at most so many columns and cells of a chunk.
 #ifndef TILES_M
 #define TILES_M 2
 #endif
@@ -142,7 +141,7 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 #endif
 // Whether a launch of its own lays out the input with its channels together.
 #ifndef LAY_OUT
-#define LAY_OUT 0
+#define LAY_OUT 1
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef WGMMA_TILES
@@ -155,7 +154,7 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 #define WINDOW_H 9
 #endif
 #ifndef WINDOW_W
-#define WINDOW_W 17
+#define WINDOW_W 9
 #endif
 #ifndef STRIDE_W
 #define STRIDE_W 2
@@ -169,14 +168,14 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 
 #if defined(__CUDACC__)
 #define SUMS (WGMMA_TILES * 4)
-#define HELD (sizeof(scalar_t) == 2 && STRIDE_W == 2 ? SUMS / 2 : 1)
+#define HELD (STRIDE_W == 2 ? SUMS / 2 : 1)
 #else
 #define SUMS (128 / TILES_M)
 #define HELD (SUMS / 2)
 #endif
 
 constexpr int HEADER = 1536;  // bytes of barriers, taps and units in shared memory
-constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
+constexpr int VECTOR = 8;  // channels in a cell of 16 bytes
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -184,15 +183,11 @@ struct alignas(16) Cell {
   unsigned words[4];
 };
 
-__device__ inline void round_cell(const float (&values)[VECTOR], Cell& cell) {
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) cell.words[v] = round_to_tf32(values[v]);
-}
-
-template <class T>
-__device__ inline void round_cell(const T (&values)[VECTOR], Cell& cell) {
+__device__ inline Cell cell_of(const scalar_t (&values)[VECTOR]) {
+  Cell cell;
 #pragma unroll
   for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
+  return cell;
 }
 
 // The taps of one axis that reach place e of every output block: first_tap + j*stride/gcd, which reads the input first - j*dilation/gcd
@@ -249,7 +244,7 @@ extern "C" __global__ void convt3d_pack_implicit_gemm_weight(const Problem probl
       const bool live = ci + v < in_channels && co < out_channels;
       values[v] = live ? *weight.at(group * in_channels + ci + v, co, td, th, tw) : to_scalar(accum_t(0));
     }
-    round_cell(values, slab[i]);
+    slab[i] = cell_of(values);
   }
 }
 
@@ -265,11 +260,7 @@ __device__ __forceinline__ void load_cells(const scalar_t* source, index_t chann
     if (c + 1 < live) source = advanced(source, channel_bytes);
   }
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    Cell cell;
-    round_cell(values[i], cell);
-    store(i, cell);
-  }
+  for (int i = 0; i < COUNT; ++i) store(i, cell_of(values[i]));
 }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -295,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int v = 0; v < VECTOR; ++v) {
       values[v] = inside && channel + v < in_channels ? source[v * input.stride[1]] : to_scalar(accum_t(0));
     }
-    round_cell(values, turned[warp][lane]);
+    turned[warp][lane] = cell_of(values);
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < 32 * chunk_cells; i += 256) {
@@ -352,27 +343,15 @@ __device__ inline bool takes_whole_cells(const Problem& problem, const View<cons
          reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
 }
 
-// What is stored at once: outputs side by side in memory that begin on twice their size.
-enum Pairs { NO_PAIRS, OF_COLUMNS, OF_CHANNELS };
-
-template <Pairs pairs>
-struct PairsTag {
-  static constexpr Pairs kind = pairs;
-};
-
-__device__ inline Pairs pairs_of(const Problem& problem, const View<scalar_t>& output) {
-  const bool even = reinterpret_cast<index_t>(output.data) % (2 * sizeof(scalar_t)) == 0 &&
-                    (output.stride[0] | output.stride[2] | output.stride[3]) % 2 == 0;
-  if (even && output.stride[1] == 1 && output.stride[4] % 2 == 0 && problem.out_channels / problem.groups % 2 == 0) {
-    return OF_CHANNELS;
-  }
-  return even && sizeof(scalar_t) == 2 && output.stride[1] % 2 == 0 && output.stride[4] == 1 && problem.stride[2] == 2 &&
-                 problem.output_size[2] % 2 == 0
-             ? OF_COLUMNS
-             : NO_PAIRS;
+// Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
+__device__ inline bool rows_aligned(const View<scalar_t>& output, int along, int elements) {
+  bool aligned = reinterpret_cast<index_t>(output.data) % static_cast<index_t>(elements * sizeof(scalar_t)) == 0;
+#pragma unroll
+  for (int axis = 0; axis < 5; ++axis) aligned = aligned && (axis == along || output.stride[axis] % elements == 0);
+  return aligned && output.stride[along] == 1;
 }
 
-// Two sums rounded to the 16 bits of an element, in a word; elements of four bytes are no pairs.
+// Two sums rounded to elements, in a word.
 __device__ __forceinline__ unsigned rounded_pair(float a, float b) {
 #if defined(__CUDACC__) && defined(CONVT3D_FP16)
   unsigned pair;
@@ -389,19 +368,18 @@ __device__ __forceinline__ unsigned rounded_pair(float a, float b) {
   return pair;
 #endif
 }
-__device__ __forceinline__ void split_pair(unsigned, float&, float&) {}
-template <class Half>
-__device__ __forceinline__ void split_pair(unsigned bits, Half& a, Half& b) {
-  a.bits = static_cast<unsigned short>(bits), b.bits = static_cast<unsigned short>(bits >> 16);
-}
+template <int count>
+struct alignas(4 * count) Words {
+  unsigned word[count];
+};
 
 extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm_wgmma(
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
     const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
-    const int channel_tiles, const int tile8, const int chunks, const int chunk_cells, const int wide, const int tile_h, const int tile_w,
+    const int channel_tiles, const int tile8, const int chunks, const int chunk_cells, const int tile_w,
     const int tiles_d, const int tiles_h, const int tiles_w, const int lowest_d, const int lowest_h, const int lowest_w,
     const int apart_d, const int apart_h, const int apart_w, const int resident, const int window_d, const int window_h, const int window_w, const int positions, const int stage_bytes,
-    const int stages, const int slabs, const int slab_bytes, const int tile_cost, const int costs) {
+    const int stages, const int slabs, const int slab_bytes, const int tile_cost, const int granule, const int costs) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int cells = SPECIALIZED(CELLS, chunk_cells), columns8 = SPECIALIZED(WGMMA_TILES, tile8);
   const int rows_h = SPECIALIZED(WINDOW_H, window_h), rows_w = SPECIALIZED(WINDOW_W, window_w);
@@ -432,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
   const auto load_window = [&](auto batch, int slot, Corner from, int group, int chunk, int me, int warps) {
     constexpr int BATCH = decltype(batch)::value;
     const int size_d = problem.input_size[0], size_h = problem.input_size[1], size_w = problem.input_size[2];
-    const int count = window_d * rows_h * rows_w, lane_now = static_cast<int>(computed_anew(threadIdx.x)) % 32;
+    const int width = rows_w * TILES_M, count = window_d * rows_h * width, lane_now = static_cast<int>(computed_anew(threadIdx.x)) % 32;
     Cell* const target = reinterpret_cast<Cell*>(shared + HEADER + slot * stage_bytes);
     const bool whole_cells = LAY_OUT || takes_whole_cells(problem, input);
     const scalar_t* const volume = LAY_OUT ? reinterpret_cast<const scalar_t*>(input_cells) +
@@ -441,10 +419,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
                                            : input.at(from.n, group * in_channels + chunk * cells * VECTOR, 0, 0, 0);
     const int live = LAY_OUT ? cells * VECTOR : in_channels - chunk * cells * VECTOR;
     const int parts = whole_cells ? 1 : ceil_div(cells, BATCH);
+    // Where a position is kept: those of w come in turns from TILES_M parts of the window.
+    const auto place_of = [&](int position) {
+      return position % TILES_M * (window_d * rows_h * rows_w) + position / TILES_M;
+    };
 #pragma unroll 1
     for (int item = me; item * 32 < ceil_div(count, 32) * 32 * parts; item += warps) {
       const int first = item / parts * 32, position = first + lane_now, part = item % parts;
-      const int w = from.w + position % rows_w, h = from.h + position / rows_w % rows_h, d = from.d + position / rows_w / rows_h;
+      const int w = from.w + position % width, h = from.h + position / width % rows_h, d = from.d + position / width / rows_h;
       const bool inside = position < count && static_cast<unsigned>(d) < static_cast<unsigned>(size_d) &&
                           static_cast<unsigned>(h) < static_cast<unsigned>(size_h) &&
                           static_cast<unsigned>(w) < static_cast<unsigned>(size_w);
@@ -453,7 +435,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
         const index_t at = LAY_OUT ? ((static_cast<index_t>(d) * size_h + h) * size_w + w) * problem.groups * chunks * cells
                                    : (d * input.stride[2] + h * input.stride[3] + w * input.stride[4]) / VECTOR;
         const int place = inside ? static_cast<int>(at) : -1;
-        Cell* const targets = target + first;
 #pragma unroll(BATCH == 4 ? CELLS : 2)
         for (int i = 0; i < cells; ++i) {
           const int owner = (i * 32 + lane_now) / cells, cell = (i * 32 + lane_now) % cells;
@@ -461,22 +442,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
           const bool copied = owned >= 0 && cell * VECTOR < live;
           const Cell* const source = reinterpret_cast<const Cell*>(volume) + (copied ? owned + cell : 0);
           if (first + owner >= count) continue;
-          if constexpr (LAY_OUT || sizeof(scalar_t) == 2) {
-            cp_async<16>(shared_address(targets + cell * positions + owner), source, copied ? 16 : 0);
-          } else {
-            Cell loaded = {};
-            if (copied) loaded = *source;
-            scalar_t values[VECTOR];
-            memcpy(values, &loaded, 16);
-            round_cell(values, targets[cell * positions + owner]);
-          }
+          cp_async<16>(shared_address(target + cell * positions + place_of(first + owner)), source, copied ? 16 : 0);
         }
       } else if (position < count) {
-        const int cell = part * BATCH, ahead = cell * VECTOR;
+        const int cell = part * BATCH, ahead = cell * VECTOR, kept = place_of(position);
         const index_t place = d * input.stride[2] + h * input.stride[3] + w * input.stride[4] + ahead * input.stride[1];
         load_cells<BATCH>(inside ? volume + place : input.data, input.stride[1] * static_cast<index_t>(sizeof(scalar_t)),
                           inside ? live - ahead : 0, [&](int i, const Cell& value) {
-                            if (cells % BATCH == 0 || cell + i < cells) target[(cell + i) * positions + position] = value;
+                            if (cells % BATCH == 0 || cell + i < cells) target[(cell + i) * positions + kept] = value;
                           });
       }
     }
@@ -486,7 +459,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
   };
   // A block owns the units that begin in its share of what all cost.
   const auto first_unit = [&](int block) {
-    const int blocks = static_cast<int>(gridDim.x), from = costs / blocks * block + min(block, costs % blocks);
+    const int blocks = static_cast<int>(gridDim.x), granules = costs / granule;
+    const int from = (granules / blocks * block + min(block, granules % blocks)) * granule;
     int rest = from % tile_cost, unit = 0;
     for (int ed = 0, eh = 0; rest > 0; ++unit) {
       rest -= taps[ed].count * taps[8 + eh].count + 1;
@@ -504,8 +478,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
     unit->ed = rest % problem.stride[0], rest /= problem.stride[0];
     unit->channel_tile = rest % channel_tiles, rest /= channel_tiles;
     unit->w = rest % tiles_w * tile_w, rest /= tiles_w;
-    unit->h = rest % tiles_h * tile_h, rest /= tiles_h;
-    unit->d = rest % tiles_d * TILES_M, rest /= tiles_d;
+    unit->h = rest % tiles_h * 8, rest /= tiles_h;
+    unit->d = rest % tiles_d * 2, rest /= tiles_d;
     unit->n = rest % problem.batch, unit->group = rest / problem.batch;
   }
   __syncwarp();
@@ -520,7 +494,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
       };
       if (carries(unit->eh, 1, problem.stride[1]) && carries(unit->ed, 1, problem.stride[0]) &&
           carries(unit->channel_tile, 1, channel_tiles) && carries(unit->w, tile_w, tiles_w * tile_w) &&
-          carries(unit->h, tile_h, tiles_h * tile_h) && carries(unit->d, TILES_M, tiles_d * TILES_M) &&
+          carries(unit->h, 8, tiles_h * 8) && carries(unit->d, 2, tiles_d * 2) &&
           carries(unit->n, 1, problem.batch)) {
         ++unit->group;
       }
@@ -575,9 +549,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
   float sums[TILES_M][SUMS];
   unsigned held[TILES_M][HELD];
   const int warpgroup = warp / 4;
-  const Pairs pairs = pairs_of(problem, output);
+  // The outputs of a lane's neighbours are whole runs of their row, or two channels neighbours in memory.
+  const bool whole_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
+  const bool pairs_of_channels = out_channels % 2 == 0 && rows_aligned(output, 1, 2);
   const unsigned stage_k = static_cast<unsigned>(positions), slab_k = static_cast<unsigned>(columns8) * 8;  // in 16 bytes
-  const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * (wide ? 8 : 8 * rows_w));
+  const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * rows_h * rows_w);
   const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);
 
   for (int i = 0; i < count; ++i, next_unit()) {
@@ -597,8 +573,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
                                            unit->eh + 1 == problem.stride[1]);
       const bool releases = of_warp(!stays || (last && ew == stride_w - 1)) != 0;
       const unsigned origin =
-          first_stage + static_cast<unsigned>(of_warp(((taps_d.first - lowest(0, unit->ed)) * rows_h + taps_h.first - lowest(1, unit->eh)) * rows_w +
-                                                      taps_w.first - lowest(2, ew)));
+          first_stage + static_cast<unsigned>(of_warp((taps_d.first - lowest(0, unit->ed)) * rows_h + taps_h.first - lowest(1, unit->eh)) * rows_w);
+      const int ahead_w = of_warp(taps_w.first - lowest(2, ew));
       const bool has_taps = count_d * count_h * count_w > 0;
 #pragma unroll
       for (int i = 0; i < TILES_M * SUMS; ++i) sums[i / SUMS][i % SUMS] = 0.0f;
@@ -610,8 +586,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
         for (int jd = 0; has_taps && jd < count_d; ++jd, plane -= static_cast<unsigned>(apart_d * rows_h * rows_w)) {
           unsigned row = plane;
           for (int jh = 0; jh < count_h; ++jh, row -= static_cast<unsigned>(apart_h * rows_w)) {
-            unsigned a = row;
-            for (int jw = 0; jw < count_w; ++jw, a -= static_cast<unsigned>(apart_w)) {
+            for (int jw = 0, ahead = ahead_w; jw < count_w; ++jw, ahead -= apart_w) {
               mbarrier_wait(slab.full(), slab.parity);
               wgmma_fence();
               const unsigned b = first_slab + (static_cast<unsigned>(slab.slot * slab_bytes) >> 4);
@@ -619,8 +594,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
               for (int k = 0; k < cells / 2; ++k) {
 #pragma unroll
                 for (int m = 0; m < TILES_M; ++m) {
-                  wgmma_rows(sums[m], a + static_cast<unsigned>(m * rows_h * rows_w) + static_cast<unsigned>(k) * 2 * stage_k,
-                             static_cast<unsigned>(rows_w) * 16, b + static_cast<unsigned>(k) * 2 * slab_k, 1u, columns8 * 8);
+                  const unsigned part = static_cast<unsigned>((ahead + m) % TILES_M * (window_d * rows_h * rows_w)),
+                                 a = row + part + static_cast<unsigned>((ahead + m) / TILES_M);
+                  wgmma_rows(sums[m], a + static_cast<unsigned>(k) * 2 * stage_k, static_cast<unsigned>(rows_w) * 16,
+                             b + static_cast<unsigned>(k) * 2 * slab_k, 1u, columns8 * 8);
                 }
               }
               wgmma_commit();
@@ -642,12 +619,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
       if (lane == 0 && read_slab != 0) mbarrier_arrive(read_slab);
       if (releases && (stays || has_taps)) stage = at_stage;
 
-      // Of a patch's rows a thread has w = lane / 4 in two neighbouring rows of h, and of eight channels two.
+      // Of a patch's rows a lane has number lane / 4 of w in two neighbouring rows of h, and of eight channels two: the bias added and
+      // rounded, a word of both.
       const int group = unit->group, own = static_cast<int>(computed_anew(threadIdx.x)) % 32;
       const int first_channel = unit->channel_tile * columns8 * 8 + own % 4 * 2;
-      const int w = (unit->w + (wide ? warpgroup * 8 : 0) + own / 4) * stride_w + ew;
-      // What is stored: the bias added, in 16 bits rounded and two channels a word.
-      constexpr bool halves = sizeof(scalar_t) == 2;
       const auto finish_sums = [&](auto& words) {
 #pragma unroll
         for (int j = 0; j < SUMS / 4; ++j) {
@@ -662,73 +637,78 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
           }
 #pragma unroll
           for (int i = 0; i < 2 * TILES_M; ++i) {
-            float* const pair = &sums[i / 2][j * 4 + i % 2 * 2];
-            pair[0] += added[0], pair[1] += added[1];
-            if (halves) words[i / 2][halves ? j * 2 + i % 2 : 0] = rounded_pair(pair[0], pair[1]);
+            const float* const pair = &sums[i / 2][j * 4 + i % 2 * 2];
+            words[i / 2][j * 2 + i % 2] = rounded_pair(pair[0] + added[0], pair[1] + added[1]);
           }
         }
       };
-      if constexpr (halves && HELD > 1) {
-        if (pairs == OF_COLUMNS && ew == 0) {
+      if constexpr (HELD > 1) {
+        if (whole_runs && ew == 0) {
           finish_sums(held);
           continue;
         }
       }
-      unsigned words[TILES_M][halves ? SUMS / 2 : 1];
+      unsigned words[TILES_M][SUMS / 2];
       finish_sums(words);
       forget_memory();
-      const auto finish = [&](auto tag) {
-        constexpr Pairs kind = decltype(tag)::kind;
-        scalar_t* targets[2 * TILES_M];
-        bool live[2 * TILES_M];
+
+      const int w = (unit->w + own / 4 * TILES_M) * stride_w;
+      scalar_t* targets[2];
+      bool live[2];
 #pragma unroll
-        for (int i = 0; i < 2 * TILES_M; ++i) {
-          const int d = (unit->d + i / 2) * problem.stride[0] + unit->ed;
-          const int h = (unit->h + (wide ? 0 : warpgroup * 8) + warp % 4 * 2 + i % 2) * problem.stride[1] + unit->eh;
-          live[i] = d < problem.output_size[0] && h < problem.output_size[1] && w < problem.output_size[2];
-          // Of a pair this is the second.
-          targets[i] = output.at(unit->n, group * out_channels + first_channel, d, h, kind == OF_COLUMNS ? w - 1 : w);
-        }
+      for (int r = 0; r < 2; ++r) {
+        const int d = (unit->d + warpgroup) * problem.stride[0] + unit->ed,
+                  h = (unit->h + warp % 4 * 2 + r) * problem.stride[1] + unit->eh;
+        live[r] = d < problem.output_size[0] && h < problem.output_size[1];
+        targets[r] = output.at(unit->n, group * out_channels + first_channel, d, h, w);
+      }
+      const index_t ahead = 8 * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+      if constexpr (HELD > 1) {
+        if (whole_runs) {
 #pragma unroll
-        for (int j = 0; j < SUMS / 4; ++j) {
-          if (j >= columns8) break;
-          const int left = SPECIALIZED(WHOLE_TILES, false) ? 2 : out_channels - first_channel - j * 8;
+          for (int j = 0; j < SUMS / 4; ++j) {
+            if (j >= columns8) break;
+            const int left = SPECIALIZED(WHOLE_TILES, false) ? 2 : out_channels - first_channel - j * 8;
 #pragma unroll
-          for (int i = 0; i < 2 * TILES_M; ++i) {
-            scalar_t *const y = targets[i], *const next = y + output.stride[1];
-            const bool one = live[i] && left > 0, two = live[i] && left > 1;
-            if constexpr (kind == OF_COLUMNS) {
-              const unsigned before = held[i / 2][j * 2 + i % 2], now = words[i / 2][j * 2 + i % 2];
-              if (one) *reinterpret_cast<unsigned*>(y) = (before & 0xffffu) | now << 16;
-              if (two) *reinterpret_cast<unsigned*>(next) = before >> 16 | (now & 0xffff0000u);
-            } else {
-              scalar_t first, second;
-              if (halves) {
-                split_pair(words[i / 2][halves ? j * 2 + i % 2 : 0], first, second);
-              } else {
-                first = to_scalar(sums[i / 2][j * 4 + i % 2 * 2]), second = to_scalar(sums[i / 2][j * 4 + i % 2 * 2 + 1]);
+            for (int r = 0; r < 2; ++r) {
+              Words<TILES_M> run[2];
+#pragma unroll
+              for (int m = 0; m < TILES_M; ++m) {
+                const unsigned before = held[m][j * 2 + r], now = words[m][j * 2 + r];
+                run[0].word[m] = (before & 0xffffu) | now << 16;
+                run[1].word[m] = before >> 16 | (now & 0xffff0000u);
               }
-              if constexpr (kind == OF_CHANNELS) {
-                if (one) store_pair(y, first, second);
-              } else {
-                if (one) *y = first;
-                if (two) *next = second;
-              }
+              const bool stored = live[r] && w < problem.output_size[2];
+              if (stored && left > 0) *reinterpret_cast<Words<TILES_M>*>(targets[r]) = run[0];
+              if (stored && left > 1) *reinterpret_cast<Words<TILES_M>*>(targets[r] + output.stride[1]) = run[1];
+              targets[r] = advanced(targets[r], ahead);
             }
-            targets[i] = advanced(y, 8 * output.stride[1] * static_cast<index_t>(sizeof(scalar_t)));
           }
-        }
-      };
-      if constexpr (halves && HELD > 1) {
-        if (pairs == OF_COLUMNS) {
-          finish(PairsTag<OF_COLUMNS>{});
           continue;
         }
       }
-      if (pairs == OF_CHANNELS) {
-        finish(PairsTag<OF_CHANNELS>{});
-      } else {
-        finish(PairsTag<NO_PAIRS>{});
+#pragma unroll
+      for (int j = 0; j < SUMS / 4; ++j) {
+        if (j >= columns8) break;
+        const int left = SPECIALIZED(WHOLE_TILES, false) ? 2 : out_channels - first_channel - j * 8;
+#pragma unroll
+        for (int i = 0; i < 2 * TILES_M; ++i) {
+          const int ahead_w = i / 2 * stride_w + ew;
+          scalar_t* const y = targets[i % 2] + ahead_w * output.stride[4];
+          const bool stored = live[i % 2] && w + ahead_w < problem.output_size[2];
+          const unsigned word = words[i / 2][j * 2 + i % 2];
+          if (pairs_of_channels) {
+            if (stored && left > 0) *reinterpret_cast<unsigned*>(y) = word;
+          } else {
+            scalar_t element;
+            element.bits = static_cast<unsigned short>(word);
+            if (stored && left > 0) *y = element;
+            element.bits = static_cast<unsigned short>(word >> 16);
+            if (stored && left > 1) y[output.stride[1]] = element;
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) targets[r] = advanced(targets[r], ahead);
       }
     }
   }
