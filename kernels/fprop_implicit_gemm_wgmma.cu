@@ -58,7 +58,7 @@ all_positions = "(2 + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_M)) * TI
 one_positions = "(2 + one_d) * (8 + one_h) * (8 + ceil_div(one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 
 slab_bytes = "128 * chunk_cells * tile8"
-memory = "230912 - 4 * slab_bytes"
+memory = "230912 - 3 * slab_bytes"
 # Where all channels of a tile's inputs fit they stay for all classes.
 resident = "1 if 16 * chunk_cells * all_positions * chunks <= memory and chunks <= 16 else 0"
 window_d = "2 + (all_d if resident else one_d)"
@@ -96,7 +96,7 @@ block = 128
 symbol = "convt3d_lay_out_channels"
 when = "LAY_OUT"
 grid = "ceil_div(batch * input_voxels, 32) * groups * chunks"
-block = 256
+block = "32 * chunk_cells"
 
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_wgmma"
@@ -274,27 +274,23 @@ extern "C" __global__ void __launch_bounds__(256)
   const index_t first = static_cast<index_t>(blockIdx.x / static_cast<unsigned>(all_chunks)) * 32,
                 voxels = static_cast<index_t>(problem.batch) * problem.input_size[0] * size_h * size_w;
   const int in_channels = problem.in_channels / problem.groups, channel = (chunk % chunks * chunk_cells + warp) * VECTOR;
-  if (warp < chunk_cells) {
-    const index_t voxel = first + lane, plane = voxel / size_w / size_h;
-    const bool inside = voxel < voxels;
-    const scalar_t* const source =
-        inside ? input.at(plane / problem.input_size[0], chunk / chunks * in_channels + channel, plane % problem.input_size[0],
-                          voxel / size_w % size_h, voxel % size_w)
-               : input.data;
-    scalar_t values[VECTOR];
+  const index_t voxel = first + lane, plane = voxel / size_w / size_h;
+  const bool inside = voxel < voxels;
+  const scalar_t* const source =
+      inside ? input.at(plane / problem.input_size[0], chunk / chunks * in_channels + channel, plane % problem.input_size[0],
+                        voxel / size_w % size_h, voxel % size_w)
+             : input.data;
+  scalar_t values[VECTOR];
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) {
-      values[v] = inside && channel + v < in_channels ? source[v * input.stride[1]] : to_scalar(accum_t(0));
-    }
-    turned[warp][lane] = cell_of(values);
+  for (int v = 0; v < VECTOR; ++v) {
+    values[v] = inside && channel + v < in_channels ? source[v * input.stride[1]] : to_scalar(accum_t(0));
   }
+  turned[warp][lane] = cell_of(values);
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < 32 * chunk_cells; i += 256) {
-    const index_t voxel = first + i / chunk_cells;
-    if (voxel < voxels) {
-      reinterpret_cast<Cell*>(input_cells)[(voxel * all_chunks + chunk) * chunk_cells + i % chunk_cells] =
-          turned[i % chunk_cells][i / chunk_cells];
-    }
+  const int thread = static_cast<int>(threadIdx.x), written = thread / chunk_cells;
+  if (first + written < voxels) {
+    reinterpret_cast<Cell*>(input_cells)[((first + written) * all_chunks + chunk) * chunk_cells + thread % chunk_cells] =
+        turned[thread % chunk_cells][written];
   }
 }
 
@@ -435,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
         const index_t at = LAY_OUT ? ((static_cast<index_t>(d) * size_h + h) * size_w + w) * problem.groups * chunks * cells
                                    : (d * input.stride[2] + h * input.stride[3] + w * input.stride[4]) / VECTOR;
         const int place = inside ? static_cast<int>(at) : -1;
-#pragma unroll(BATCH == 4 ? CELLS : 2)
+#pragma unroll(BATCH == 4 ? 4 : 2)
         for (int i = 0; i < cells; ++i) {
           const int owner = (i * 32 + lane_now) / cells, cell = (i * 32 + lane_now) % cells;
           const int owned = __shfl_sync(0xffffffffu, place, owner);
@@ -512,7 +508,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
   };
   const auto row_taps = [&] { return taps[unit->ed].count * taps[8 + unit->eh].count; };
   if (warp >= 8) {
-    give_registers<56>();
+    give_registers<40>();
     if (warp < 11) {
       for (int i = 0; !stays && i < count; ++i, next_unit()) {
         for (int ew = 0; ew < stride_w; ++ew) {
@@ -545,13 +541,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
     return;
   }
 
-  take_registers<224>();
+  take_registers<232>();
   float sums[TILES_M][SUMS];
-  unsigned held[TILES_M][HELD];
   const int warpgroup = warp / 4;
-  // The outputs of a lane's neighbours are whole runs of their row, or two channels neighbours in memory.
+  // The outputs of a lane's neighbours are whole runs of their row, or eight channels neighbours in memory.
   const bool whole_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
-  const bool pairs_of_channels = out_channels % 2 == 0 && rows_aligned(output, 1, 2);
+  const bool whole_channels = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
   const unsigned stage_k = static_cast<unsigned>(positions), slab_k = static_cast<unsigned>(columns8) * 8;  // in 16 bytes
   const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * rows_h * rows_w);
   const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);
@@ -565,6 +560,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
         if (lane == 0) mbarrier_arrive(fresh.full());
       }
     }
+    unsigned held[TILES_M][HELD];
 #pragma unroll 1
     for (int ew = 0; ew < stride_w; ++ew) {
       const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh], taps_w = taps[16 + ew];
@@ -687,6 +683,39 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
           continue;
         }
       }
+      if (whole_channels) {
+        // Of four times eight channels a lane has a pair each; four lanes trade them, so that each has all of one.
+        const int quarter = own % 4;
+#pragma unroll
+        for (int j = 0; j < SUMS / 4; j += 4) {
+          if (j >= columns8) break;
+#pragma unroll
+          for (int i = 0; i < 2 * TILES_M; ++i) {
+            forget_memory();
+            Words<4> run;
+#pragma unroll
+            for (int c = 0; c < 4; ++c) run.word[c] = j + c < SUMS / 4 ? words[i / 2][(j + c) % (SUMS / 4) * 2 + i % 2] : 0u;
+#pragma unroll
+            for (int bit = 1; bit < 4; bit *= 2) {
+              const bool upper = (quarter & bit) != 0;
+#pragma unroll
+              for (int c = 0; c < 4; ++c) {
+                if ((c & bit) != 0) continue;
+                const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? run.word[c] : run.word[c + bit], bit);
+                (upper ? run.word[c] : run.word[c + bit]) = got;
+              }
+            }
+            const int ahead_w = i / 2 * stride_w + ew;
+            scalar_t* const y = targets[i % 2] + ahead_w * output.stride[4] + quarter * 6;  // its pair of channels is 2 * quarter
+            const bool stored = live[i % 2] && w + ahead_w < problem.output_size[2] && j + quarter < columns8 &&
+                                (SPECIALIZED(WHOLE_TILES, false) || first_channel + quarter * 6 + j * 8 < out_channels);
+            if (stored) *reinterpret_cast<Words<4>*>(y) = run;
+          }
+#pragma unroll
+          for (int r = 0; r < 2; ++r) targets[r] = advanced(targets[r], 4 * ahead);
+        }
+        continue;
+      }
 #pragma unroll
       for (int j = 0; j < SUMS / 4; ++j) {
         if (j >= columns8) break;
@@ -697,15 +726,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
           scalar_t* const y = targets[i % 2] + ahead_w * output.stride[4];
           const bool stored = live[i % 2] && w + ahead_w < problem.output_size[2];
           const unsigned word = words[i / 2][j * 2 + i % 2];
-          if (pairs_of_channels) {
-            if (stored && left > 0) *reinterpret_cast<unsigned*>(y) = word;
-          } else {
-            scalar_t element;
-            element.bits = static_cast<unsigned short>(word);
-            if (stored && left > 0) *y = element;
-            element.bits = static_cast<unsigned short>(word >> 16);
-            if (stored && left > 1) y[output.stride[1]] = element;
-          }
+          scalar_t element;
+          element.bits = static_cast<unsigned short>(word);
+          if (stored && left > 0) *y = element;
+          element.bits = static_cast<unsigned short>(word >> 16);
+          if (stored && left > 1) y[output.stride[1]] = element;
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) targets[r] = advanced(targets[r], ahead);
