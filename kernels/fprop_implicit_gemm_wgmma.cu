@@ -29,9 +29,9 @@ all_cells = "2 * ceil_div(in_channels_per_group * itemsize, 32)"
 chunk_cells = "min(CHUNK_CELLS, all_cells) if all_cells % CHUNK_CELLS == 0 or all_cells < CHUNK_CELLS else 6 if all_cells % 6 == 0 and CHUNK_CELLS > 4 else 4"
 chunks = "ceil_div(all_cells, chunk_cells)"
 
-# Output blocks of stride_d x stride_h x stride_w, and a tile of them: 2 x 8 x 8 TILES_M.
+# Output blocks of stride_d x stride_h x stride_w, and a tile of them: CONSUMERS x 8 x 8 TILES_M.
 tile_w = "8 * TILES_M"
-tiles_d = "ceil_div(ceil_div(output_d, stride_d), 2)"
+tiles_d = "ceil_div(ceil_div(output_d, stride_d), CONSUMERS)"
 tiles_h = "ceil_div(ceil_div(output_h, stride_h), 8)"
 tiles_w = "ceil_div(ceil_div(output_w, stride_w), tile_w)"
 tiles = "batch * tiles_d * tiles_h * tiles_w"
@@ -54,14 +54,14 @@ one_d = "(kernel_d - 1) // period_d * apart_d"
 one_h = "(kernel_h - 1) // period_h * apart_h"
 one_w = "(kernel_w - 1) // period_w * apart_w"
 # A window is kept in TILES_M parts, each with every TILES_M-th position of w; an odd number of positions.
-all_positions = "(2 + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_M)) * TILES_M // 2 * 2 + 1"
-one_positions = "(2 + one_d) * (8 + one_h) * (8 + ceil_div(one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
+all_positions = "(CONSUMERS + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_M)) * TILES_M // 2 * 2 + 1"
+one_positions = "(CONSUMERS + one_d) * (8 + one_h) * (8 + ceil_div(one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 
 slab_bytes = "128 * chunk_cells * tile8"
 memory = "230848 - 3 * slab_bytes"
 # Where all channels of a tile's inputs fit they stay for all classes.
 resident = "1 if 16 * chunk_cells * all_positions * chunks <= memory and chunks <= 16 else 0"
-window_d = "2 + (all_d if resident else one_d)"
+window_d = "CONSUMERS + (all_d if resident else one_d)"
 window_h = "8 + (all_h if resident else one_h)"
 window_w = "8 + ceil_div(all_w if resident else one_w, TILES_M)"
 positions = "all_positions if resident else one_positions"
@@ -80,7 +80,7 @@ granule = "tile_cost if 8 * ceil_div(all_tiles, multiprocessors) * multiprocesso
 "max(stride_d, stride_h, stride_w) <= 8" = "it goes through the outputs of a block class by class: strides of at most 8"
 "tile8 * TILES_M <= 32" = "a thread has no registers for so many sums"
 "stages >= 2 - resident and slabs >= 2 and positions * 16 <= 262143" = "a tile of the input and its weights pass the shared memory"
-"max(costs, kernel_d * kernel_h * kernel_w * chunks * groups * channel_tiles, groups * tiles * 2, input_voxels * groups * chunks * chunk_cells) <= 1000000000" = "the volume passes its 32-bit tile offsets"
+"max(costs, kernel_d * kernel_h * kernel_w * chunks * groups * channel_tiles, batch * input_voxels * groups * chunks * chunk_cells) <= 1000000000" = "the volume passes its 32-bit tile offsets"
 
 [workspace]
 packed_weight = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunks * slab_bytes // 4"
@@ -101,7 +101,7 @@ block = "32 * chunk_cells"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_wgmma"
 grid = "min(multiprocessors, all_tiles * stride_d * stride_h)"
-block = 384
+block = "(CONSUMERS + 1) * 128"
 shared_bytes = "1600 + stages * stage_bytes + slabs * slab_bytes"
 */
 // The transposed convolution as matrix products of Hopper's warpgroups, a residue class of outputs at a time.
@@ -110,12 +110,12 @@ shared_bytes = "1600 + stages * stage_bytes + slabs * slab_bytes"
 // at the same offset from every block. GEMM rows are output blocks, columns the channels of a tile, and the depth is input channels x
 // taps of the class. In shared memory a row of a product's operand is 16 bytes of channels; eight neighbours along w lie together, and those of the next
 // h one row of the window behind. So a product's 64 rows are a patch of 8 x 8 with nothing between, and a tap is another start address.
-// A thread block has two such patches along d, one for each warpgroup that multiplies, and TILES_M side by side along w, each with every
+// A thread block has CONSUMERS such patches along d, one for each warpgroup that multiplies, and TILES_M side by side along w, each with every
 // TILES_M-th position, so that a lane has TILES_M neighbours.
 //
 // It loads the window of inputs that its tile reads, all channels of it where these fit, and multiplies it by the taps of class after
 // class; else a chunk of channels of a class at a time. An input is read from L2 about once for each tile of output channels (or class), a
-// weight once for each 128 TILES_M output blocks.
+// weight once for each tile.
 //
 // Windows that stay are loaded by the warps that multiply them, others meanwhile by three warps: they turn the input's channels into
 // cells of 16 bytes, or copy cells (cp.async) where channels lie together, in channels_last or because a launch of its own has
@@ -138,6 +138,10 @@ shared_bytes = "1600 + stages * stage_bytes + slabs * slab_bytes"
 #endif
 #ifndef CHUNK_CELLS
 #define CHUNK_CELLS 8
+#endif
+// Warpgroups that multiply.
+#ifndef CONSUMERS
+#define CONSUMERS 2
 #endif
 // Whether a launch of its own lays out the input with its channels together.
 #ifndef LAY_OUT
@@ -175,7 +179,7 @@ shared_bytes = "1600 + stages * stage_bytes + slabs * slab_bytes"
 #endif
 
 constexpr int HEADER = 1600;  // bytes of barriers, taps and units in shared memory
-constexpr int VECTOR = 8;  // channels in a cell of 16 bytes
+constexpr int VECTOR = 8;     // channels in a cell of 16 bytes
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -217,7 +221,8 @@ extern "C" __global__ void convt3d_pack_implicit_gemm_weight(const Problem probl
                                                              accum_t* __restrict__ packed_weight, const int channel_tiles,
                                                              const int tile8, const int chunks, const int chunk_cells,
                                                              const int period_d, const int period_h, const int period_w) {
-  const int taps = problem.kernel_size[0] * problem.kernel_size[1] * problem.kernel_size[2], block = static_cast<int>(blockIdx.x);
+  const int taps = problem.kernel_size[0] * problem.kernel_size[1] * problem.kernel_size[2],
+            block = static_cast<int>(blockIdx.x);
   const int tile = block / (taps * chunks) % channel_tiles, group = block / (taps * chunks) / channel_tiles;
   // Which class of each axis, from what is left of the slab's number in units of `inner` taps.
   int rest = block % (taps * chunks), inner = taps * chunks, counts[3], firsts[3];
@@ -276,10 +281,9 @@ extern "C" __global__ void __launch_bounds__(256)
   const int in_channels = problem.in_channels / problem.groups, channel = (chunk % chunks * chunk_cells + warp) * VECTOR;
   const index_t voxel = first + lane, plane = voxel / size_w / size_h;
   const bool inside = voxel < voxels;
-  const scalar_t* const source =
-      inside ? input.at(plane / problem.input_size[0], chunk / chunks * in_channels + channel, plane % problem.input_size[0],
-                        voxel / size_w % size_h, voxel % size_w)
-             : input.data;
+  const scalar_t* const source = inside ? input.at(plane / problem.input_size[0], chunk / chunks * in_channels + channel,
+                                                   plane % problem.input_size[0], voxel / size_w % size_h, voxel % size_w)
+                                        : input.data;
   scalar_t values[VECTOR];
 #pragma unroll
   for (int v = 0; v < VECTOR; ++v) {
@@ -332,13 +336,17 @@ struct Corner {
   int n, d, h, w;
 };
 
-// Channels of one position that lie together, whole cells of them on 16 bytes.
+// Channels of one position that lie together, whole cells of them on 16 bytes; places in a volume fit 32 bits.
 __device__ inline bool takes_whole_cells(const Problem& problem, const View<const scalar_t>& input) {
+  bool whole = input.stride[1] == 1 && input.stride[0] % VECTOR == 0 && problem.in_channels / problem.groups % VECTOR == 0 &&
+               reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
   index_t last = 0;
-  for (int axis = 0; axis < 3; ++axis) last += (problem.input_size[axis] - 1) * input.stride[2 + axis];
-  return last < index_t(2147483647) && input.stride[1] == 1 && problem.in_channels / problem.groups % VECTOR == 0 && input.stride[0] % VECTOR == 0 &&
-         input.stride[2] % VECTOR == 0 && input.stride[3] % VECTOR == 0 && input.stride[4] % VECTOR == 0 &&
-         reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    whole = whole && input.stride[2 + axis] >= 0 && input.stride[2 + axis] % VECTOR == 0;
+    last += (problem.input_size[axis] - 1) * input.stride[2 + axis];
+  }
+  return whole && last <= index_t(2147483647);
 }
 
 // Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
@@ -371,13 +379,14 @@ struct alignas(4 * count) Words {
   unsigned word[count];
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm_wgmma(
+extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_fprop_implicit_gemm_wgmma(
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
     const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
-    const int channel_tiles, const int tile8, const int chunks, const int chunk_cells, const int tile_w,
-    const int tiles_d, const int tiles_h, const int tiles_w, const int lowest_d, const int lowest_h, const int lowest_w,
-    const int apart_d, const int apart_h, const int apart_w, const int resident, const int window_d, const int window_h, const int window_w, const int positions, const int stage_bytes,
-    const int stages, const int slabs, const int slab_bytes, const int tile_cost, const int granule, const int costs) {
+    const int channel_tiles, const int tile8, const int chunks, const int chunk_cells, const int tile_w, const int tiles_d,
+    const int tiles_h, const int tiles_w, const int lowest_d, const int lowest_h, const int lowest_w, const int apart_d,
+    const int apart_h, const int apart_w, const int resident, const int window_d, const int window_h, const int window_w,
+    const int positions, const int stage_bytes, const int stages, const int slabs, const int slab_bytes, const int tile_cost,
+    const int granule, const int costs) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int cells = SPECIALIZED(CELLS, chunk_cells), columns8 = SPECIALIZED(WGMMA_TILES, tile8);
   const int rows_h = SPECIALIZED(WINDOW_H, window_h), rows_w = SPECIALIZED(WINDOW_W, window_w);
@@ -396,8 +405,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
   if (thread == 0) {
     for (int i = 0; i < stages + slabs; ++i) {
       const unsigned full = base + static_cast<unsigned>(i < stages ? i : i + stages) * 8;
-      mbarrier_init(full, i >= stages ? 1 : stays ? 8 : 3);
-      mbarrier_init(full + static_cast<unsigned>(i < stages ? stages : slabs) * 8, 8);
+      mbarrier_init(full, i >= stages ? 1 : stays ? CONSUMERS * 4 : 3);
+      mbarrier_init(full + static_cast<unsigned>(i < stages ? stages : slabs) * 8, CONSUMERS * 4);
     }
     mbarrier_fence_init();
   }
@@ -408,19 +417,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
   const auto load_window = [&](auto batch, int slot, Corner from, int group, int chunk, int me, int warps) {
     constexpr int BATCH = decltype(batch)::value;
     const int size_d = problem.input_size[0], size_h = problem.input_size[1], size_w = problem.input_size[2];
-    const int width = rows_w * TILES_M, count = window_d * rows_h * width, lane_now = static_cast<int>(computed_anew(threadIdx.x)) % 32;
+    const int width = rows_w * TILES_M, count = window_d * rows_h * width,
+              lane_now = static_cast<int>(computed_anew(threadIdx.x)) % 32;
     Cell* const target = reinterpret_cast<Cell*>(shared + HEADER + slot * stage_bytes);
     const bool whole_cells = LAY_OUT || takes_whole_cells(problem, input);
-    const scalar_t* const volume = LAY_OUT ? reinterpret_cast<const scalar_t*>(input_cells) +
-                                                 (static_cast<index_t>(from.n) * size_d * size_h * size_w * problem.groups * chunks +
-                                                  group * chunks + chunk) * cells * VECTOR
-                                           : input.at(from.n, group * in_channels + chunk * cells * VECTOR, 0, 0, 0);
+    const scalar_t* const volume =
+        LAY_OUT
+            ? reinterpret_cast<const scalar_t*>(input_cells) +
+                  (static_cast<index_t>(from.n) * size_d * size_h * size_w * problem.groups * chunks + group * chunks + chunk) *
+                      cells * VECTOR
+            : input.at(from.n, group * in_channels + chunk * cells * VECTOR, 0, 0, 0);
     const int live = LAY_OUT ? cells * VECTOR : in_channels - chunk * cells * VECTOR;
     const int parts = whole_cells ? 1 : ceil_div(cells, BATCH);
     // Where a position is kept: those of w come in turns from TILES_M parts of the window.
-    const auto place_of = [&](int position) {
-      return position % TILES_M * (window_d * rows_h * rows_w) + position / TILES_M;
-    };
+    const auto place_of = [&](int position) { return position % TILES_M * (window_d * rows_h * rows_w) + position / TILES_M; };
 #pragma unroll 1
     for (int item = me; item * 32 < ceil_div(count, 32) * 32 * parts; item += warps) {
       const int first = item / parts * 32, position = first + lane_now, part = item % parts;
@@ -477,7 +487,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
     unit->channel_tile = rest % channel_tiles, rest /= channel_tiles;
     unit->w = rest % tiles_w * tile_w, rest /= tiles_w;
     unit->h = rest % tiles_h * 8, rest /= tiles_h;
-    unit->d = rest % tiles_d * 2, rest /= tiles_d;
+    unit->d = rest % tiles_d * CONSUMERS, rest /= tiles_d;
     unit->n = rest % problem.batch, unit->group = rest / problem.batch;
     unit->left = units, unit->begins = 1;
   }
@@ -495,7 +505,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
       unit->begins = carries(unit->eh, 1, problem.stride[1]) && carries(unit->ed, 1, problem.stride[0]) &&
                      carries(unit->channel_tile, 1, channel_tiles);
       if (unit->begins && carries(unit->w, tile_w, tiles_w * tile_w) && carries(unit->h, 8, tiles_h * 8) &&
-          carries(unit->d, 2, tiles_d * 2) && carries(unit->n, 1, problem.batch)) {
+          carries(unit->d, CONSUMERS, tiles_d * CONSUMERS) && carries(unit->n, 1, problem.batch)) {
         ++unit->group;
       }
     }
@@ -511,15 +521,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
     return Corner{unit->n, unit->d + lowest(0, unit->ed), unit->h + lowest(1, unit->eh), unit->w + lowest(2, ew)};
   };
   const auto row_taps = [&] { return taps[unit->ed].count * taps[8 + unit->eh].count; };
-  if (warp >= 8) {
+  if (warp >= CONSUMERS * 4) {
+#if CONSUMERS == 2
     give_registers<RESIDENT ? 24 : 40>();
-    if (warp < 11) {
+#endif
+    if (warp < CONSUMERS * 4 + 3) {
       for (; !stays && unit->left > 0; next_unit()) {
         for (int ew = 0; ew < stride_w; ++ew) {
           if (row_taps() * taps[16 + ew].count == 0) continue;
           for (int chunk = 0; chunk < chunks; ++chunk) {
             mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
-            load_window(Number<2>{}, stage.slot, window_of(ew), unit->group, chunk, warp - 8, 3);
+            load_window(Number<2>{}, stage.slot, window_of(ew), unit->group, chunk, warp - CONSUMERS * 4, 3);
             if (lane == 0) mbarrier_arrive(stage.full());
             stage.advance();
           }
@@ -537,7 +549,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
         for (int left = row_taps() * kernel_w * chunks; left > 0; --left, source += slab_bytes) {
           mbarrier_wait_patiently(slab.empty(), slab.parity ^ 1u);
           mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes));
-          bulk_copy(slab_base + static_cast<unsigned>(slab.slot * slab_bytes), source, static_cast<unsigned>(slab_bytes), slab.full());
+          bulk_copy(slab_base + static_cast<unsigned>(slab.slot * slab_bytes), source, static_cast<unsigned>(slab_bytes),
+                    slab.full());
           slab.advance();
         }
       }
@@ -545,7 +558,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
     return;
   }
 
+#if CONSUMERS == 2
   take_registers<RESIDENT ? 240 : 232>();
+#endif
   float sums[TILES_M][SUMS];
   const int warpgroup = warp / 4;
   // The outputs of a lane's neighbours are whole runs of their row, or eight channels neighbours in memory.
@@ -560,7 +575,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
       for (int chunk = 0; chunk < chunks; ++chunk) {
         const unsigned full = stage.barriers + static_cast<unsigned>(chunk) * 8;
         mbarrier_wait(full + static_cast<unsigned>(stages) * 8, stage.parity ^ 1u);
-        load_window(Number<4>{}, chunk, window_of(0), unit->group, chunk, warp, 8);
+        load_window(Number<4>{}, chunk, window_of(0), unit->group, chunk, warp, CONSUMERS * 4);
         if (lane == 0) mbarrier_arrive(full);
       }
     }
@@ -570,10 +585,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
       const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh], taps_w = taps[16 + ew];
       const int count_d = of_warp(taps_d.count), count_h = of_warp(taps_h.count), count_w = of_warp(taps_w.count);
       const bool last = unit->left == 1 || (unit->channel_tile + 1 == channel_tiles && unit->ed + 1 == problem.stride[0] &&
-                                           unit->eh + 1 == problem.stride[1]);
+                                            unit->eh + 1 == problem.stride[1]);
       const bool releases = of_warp(!stays || (last && ew == stride_w - 1)) != 0;
       const unsigned origin =
-          first_stage + static_cast<unsigned>(of_warp((taps_d.first - lowest(0, unit->ed)) * rows_h + taps_h.first - lowest(1, unit->eh)) * rows_w);
+          first_stage +
+          static_cast<unsigned>(of_warp((taps_d.first - lowest(0, unit->ed)) * rows_h + taps_h.first - lowest(1, unit->eh)) *
+                                rows_w);
       const int ahead_w = of_warp(taps_w.first - lowest(2, ew));
       const bool has_taps = count_d * count_h * count_w > 0;
 #pragma unroll
@@ -710,7 +727,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) convt3d_fprop_implicit_gemm
               }
             }
             const int ahead_w = i / 2 * stride_w + ew;
-            scalar_t* const y = targets[i % 2] + ahead_w * output.stride[4] + quarter * 6;  // its pair of channels is 2 * quarter
+            scalar_t* const y =
+                targets[i % 2] + ahead_w * output.stride[4] + quarter * 6;  // its pair of channels is 2 * quarter
             const bool stored = live[i % 2] && w + ahead_w < problem.output_size[2] && j + quarter < columns8 &&
                                 (SPECIALIZED(WHOLE_TILES, false) || first_channel + quarter * 6 + j * 8 < out_channels);
             if (stored) *reinterpret_cast<Words<4>*>(y) = run;
