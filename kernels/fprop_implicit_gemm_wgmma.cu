@@ -58,7 +58,7 @@ all_positions = "(CONSUMERS + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_
 one_positions = "(CONSUMERS + one_d) * (8 + one_h) * (8 + ceil_div(one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 
 slab_bytes = "128 * chunk_cells * tile8"
-memory = "230848 - 3 * slab_bytes"
+memory = "230912 - 3 * slab_bytes"
 # Where all channels of a tile's inputs fit they stay for all classes.
 resident = "1 if 16 * chunk_cells * all_positions * chunks <= memory and chunks <= 16 else 0"
 window_d = "CONSUMERS + (all_d if resident else one_d)"
@@ -67,7 +67,7 @@ window_w = "8 + ceil_div(all_w if resident else one_w, TILES_M)"
 positions = "all_positions if resident else one_positions"
 stage_bytes = "16 * chunk_cells * positions"
 stages = "chunks if resident else min(3, memory // stage_bytes)"
-slabs = "min(16, (230848 - stages * stage_bytes) // slab_bytes)"
+slabs = "min(16, (230912 - stages * stage_bytes) // slab_bytes)"
 
 # A unit of work is a tile and its classes of one (d, h): its rows of taps and as much again as one for its stores. Blocks take whole tiles
 # where that makes the longest share an eighth longer at most.
@@ -102,7 +102,7 @@ block = "32 * chunk_cells"
 symbol = "convt3d_fprop_implicit_gemm_wgmma"
 grid = "min(multiprocessors, all_tiles * stride_d * stride_h)"
 block = "(CONSUMERS + 1) * 128"
-shared_bytes = "1600 + stages * stage_bytes + slabs * slab_bytes"
+shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 */
 // The transposed convolution as matrix products of Hopper's warpgroups, a residue class of outputs at a time.
 //
@@ -178,7 +178,7 @@ shared_bytes = "1600 + stages * stage_bytes + slabs * slab_bytes"
 #define HELD (SUMS / 2)
 #endif
 
-constexpr int HEADER = 1600;  // bytes of barriers, taps and units in shared memory
+constexpr int HEADER = 1536;  // bytes of barriers, taps and units in shared memory
 constexpr int VECTOR = 8;     // channels in a cell of 16 bytes
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -305,12 +305,10 @@ struct Number {
   static constexpr int value = number;
 };
 
-// A unit of work: the classes of one (d, h) of a tile, for a tile of output channels. (n, d, h, w) is the tile's first output block, `left`
-// how many units the thread block still has with this one, `begins` whether it is its first of the tile.
+// A unit of work: the classes of one (d, h) of a tile, for a tile of output channels. (n, d, h, w) is the tile's first output block.
 struct alignas(16) Unit {
   int n, d, h, w;
   int group, channel_tile, ed, eh;
-  int left, begins;
 };
 
 // What all lanes have, so that the compiler knows it.
@@ -477,7 +475,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     return from / tile_cost * problem.stride[0] * problem.stride[1] + unit;
   };
   const int either = first_unit(static_cast<int>(blockIdx.x) + lane % 2);
-  const int first_number = of_warp(either), units = __shfl_sync(0xffffffffu, either, 1) - first_number;
+  const int first_number = of_warp(either), count = __shfl_sync(0xffffffffu, either, 1) - first_number;
   // Each warp keeps its unit in shared memory.
   Unit* const unit = reinterpret_cast<Unit*>(shared + 1024) + warp;
   if (lane == 0) {
@@ -489,7 +487,6 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     unit->h = rest % tiles_h * 8, rest /= tiles_h;
     unit->d = rest % tiles_d * CONSUMERS, rest /= tiles_d;
     unit->n = rest % problem.batch, unit->group = rest / problem.batch;
-    unit->left = units, unit->begins = 1;
   }
   __syncwarp();
   const auto next_unit = [&] {
@@ -501,11 +498,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         digit = 0;
         return true;
       };
-      --unit->left;
-      unit->begins = carries(unit->eh, 1, problem.stride[1]) && carries(unit->ed, 1, problem.stride[0]) &&
-                     carries(unit->channel_tile, 1, channel_tiles);
-      if (unit->begins && carries(unit->w, tile_w, tiles_w * tile_w) && carries(unit->h, 8, tiles_h * 8) &&
-          carries(unit->d, CONSUMERS, tiles_d * CONSUMERS) && carries(unit->n, 1, problem.batch)) {
+      if (carries(unit->eh, 1, problem.stride[1]) && carries(unit->ed, 1, problem.stride[0]) &&
+          carries(unit->channel_tile, 1, channel_tiles) && carries(unit->w, tile_w, tiles_w * tile_w) &&
+          carries(unit->h, 8, tiles_h * 8) && carries(unit->d, CONSUMERS, tiles_d * CONSUMERS) &&
+          carries(unit->n, 1, problem.batch)) {
         ++unit->group;
       }
     }
@@ -526,7 +522,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     give_registers<RESIDENT ? 24 : 40>();
 #endif
     if (warp < CONSUMERS * 4 + 3) {
-      for (; !stays && unit->left > 0; next_unit()) {
+      for (int i = 0; !stays && i < count; ++i, next_unit()) {
         for (int ew = 0; ew < stride_w; ++ew) {
           if (row_taps() * taps[16 + ew].count == 0) continue;
           for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -539,7 +535,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       }
     } else {
       const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2];
-      for (; unit->left > 0; next_unit()) {
+      for (int i = 0; i < count; ++i, next_unit()) {
         if (lane != 0) continue;
         // The classes of w of a unit lie one behind another.
         const int rows = (unit->group * channel_tiles + unit->channel_tile) * problem.kernel_size[0] * kernel_h +
@@ -570,13 +566,13 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * rows_h * rows_w);
   const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);
 
-  for (; of_warp(unit->left) > 0; next_unit()) {
-    if (stays && of_warp(unit->begins) != 0) {
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        const unsigned full = stage.barriers + static_cast<unsigned>(chunk) * 8;
-        mbarrier_wait(full + static_cast<unsigned>(stages) * 8, stage.parity ^ 1u);
-        load_window(Number<4>{}, chunk, window_of(0), unit->group, chunk, warp, CONSUMERS * 4);
-        if (lane == 0) mbarrier_arrive(full);
+  for (int i = 0; i < count; ++i, next_unit()) {
+    if (stays && (i == 0 || unit->channel_tile + unit->ed + unit->eh == 0)) {
+      Ring fresh = stage;
+      for (int chunk = 0; chunk < chunks; ++chunk, fresh.advance()) {
+        mbarrier_wait(fresh.empty(), fresh.parity ^ 1u);
+        load_window(Number<4>{}, fresh.slot, window_of(0), unit->group, chunk, warp, CONSUMERS * 4);
+        if (lane == 0) mbarrier_arrive(fresh.full());
       }
     }
     unsigned held[TILES_M][HELD];
@@ -584,8 +580,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     for (int ew = 0; ew < stride_w; ++ew) {
       const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh], taps_w = taps[16 + ew];
       const int count_d = of_warp(taps_d.count), count_h = of_warp(taps_h.count), count_w = of_warp(taps_w.count);
-      const bool last = unit->left == 1 || (unit->channel_tile + 1 == channel_tiles && unit->ed + 1 == problem.stride[0] &&
-                                            unit->eh + 1 == problem.stride[1]);
+      const bool last = i + 1 == count || (unit->channel_tile + 1 == channel_tiles && unit->ed + 1 == problem.stride[0] &&
+                                           unit->eh + 1 == problem.stride[1]);
       const bool releases = of_warp(!stays || (last && ew == stride_w - 1)) != 0;
       const unsigned origin =
           first_stage +
@@ -594,12 +590,12 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       const int ahead_w = of_warp(taps_w.first - lowest(2, ew));
       const bool has_taps = count_d * count_h * count_w > 0;
 #pragma unroll
-      for (int i = 0; i < TILES_M * SUMS; ++i) sums[i / SUMS][i % SUMS] = 0.0f;
+      for (int s = 0; s < TILES_M * SUMS; ++s) sums[s / SUMS][s % SUMS] = 0.0f;
+      Ring at = stage;
       unsigned read_slab = 0;  // what the products before the newest ones have read is given back
       for (int chunk = 0; (has_taps || (stays && releases)) && chunk < chunks; ++chunk) {
-        const unsigned slot = static_cast<unsigned>(stays ? chunk : stage.slot), full = stage.barriers + slot * 8;
-        mbarrier_wait(full, stage.parity);
-        unsigned plane = origin + (slot * static_cast<unsigned>(stage_bytes) >> 4);
+        mbarrier_wait(at.full(), at.parity);
+        unsigned plane = origin + (static_cast<unsigned>(at.slot * stage_bytes) >> 4);
         for (int jd = 0; has_taps && jd < count_d; ++jd, plane -= static_cast<unsigned>(apart_d * rows_h * rows_w)) {
           unsigned row = plane;
           for (int jh = 0; jh < count_h; ++jh, row -= static_cast<unsigned>(apart_h * rows_w)) {
@@ -628,13 +624,13 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         if (releases) {
           wgmma_wait<0>();
           __syncwarp();  // all lanes have seen it full
-          if (lane == 0) mbarrier_arrive(full + static_cast<unsigned>(stages) * 8);
+          if (lane == 0) mbarrier_arrive(at.empty());
         }
-        if (!stays) stage.advance();
+        at.advance();
       }
       wgmma_wait<0>();
       if (lane == 0 && read_slab != 0) mbarrier_arrive(read_slab);
-      if (stays && releases) stage.parity ^= 1u;
+      if (releases && (stays || has_taps)) stage = at;
 
       // Of a patch's rows a lane has number lane / 4 of w in two neighbouring rows of h, and of eight channels two: the bias added and
       // rounded, a word of both.
