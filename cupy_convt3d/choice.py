@@ -33,14 +33,18 @@ _FEW = ("fprop_patch_split_k",)
 _PATCHES = ("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch")
 _CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
 _MMA = ("fprop_implicit_gemm_mma", *_CUDA_CORES)
+_WGMMA = ("fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma")
 _FPROP = {
     "host": ("fprop_patch", *_CUDA_CORES),  # what is cheap to run on a CPU
     **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_FEW, *_PATCHES, *_MMA)),
-    "sm_90a": (*_GROUPS, *_FEW, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, "fprop_rolling_wgmma", *_MMA),
+    "sm_90a": (*_GROUPS, *_FEW, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, *_WGMMA, *_MMA),
 }
 # Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels (in channels_last below half of it: 27 and 54), and with
 # 432 by a tenth where it is tuned. fprop_patch_wgmma fills shared memory with weights first.
 FEW_VOXELS = 256
+# From so many channels on (in channels_last half as many) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by fprop_rolling_wgmma:
+# on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too).
+WIDE_CHANNELS = 64
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,
     "dgrad": dict.fromkeys(_FPROP, ("dgrad_gather",)),
@@ -247,6 +251,12 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
             return "loads and stores one element at a time unless channels lie together, so others come first"
         if problem.in_channels // problem.groups % vector != 0 or problem.out_channels // problem.groups % vector != 0:
             return f"loads and stores one element at a time unless channels come in {vector}, so others come first"
+        return None
+    if name == "fprop_implicit_gemm_wgmma":
+        channels = min(problem.in_channels, problem.out_channels) // problem.groups
+        least = WIDE_CHANNELS // 2 if question.layout == "channels_last" else WIDE_CHANNELS
+        if problem.stride != (2, 2, 2) or problem.dilation != (1, 1, 1) or channels < least:
+            return f"is the quicker where the stride is 2 and a group has {least} channels in and out, so others come first"
         return None
     if name != "fprop_patch_wgmma":
         return None

@@ -137,6 +137,24 @@ def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> 
     assert choose(on("sm_90a"), "fprop", odd, "tf32").kernel is registry.kernel("fprop_patch_wgmma")
 
 
+def test_strided_layers_of_many_channels_have_an_order_of_their_own() -> None:
+    strided = Problem(1, 64, 64, (8, 16, 16), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+    class_by_class, rolling = registry.kernel("fprop_implicit_gemm_wgmma"), registry.kernel("fprop_rolling_wgmma")
+    for problem, precision, layout, expected in (
+        (strided, "bf16", "ncdhw", class_by_class),
+        (strided, "tf32", "ncdhw", rolling),
+        (replace(strided, out_channels=56), "fp16", "ncdhw", rolling),
+        (replace(strided, out_channels=32), "fp16", "channels_last", class_by_class),
+        (replace(strided, in_channels=24), "fp16", "channels_last", rolling),
+        (replace(strided, stride=(1, 2, 2), output_padding=(0, 1, 1)), "bf16", "ncdhw", rolling),
+        (replace(strided, dilation=(1, 1, 2)), "bf16", "ncdhw", rolling),
+    ):
+        found = choose(on("sm_90a"), "fprop", problem, precision, layout)
+        assert found.kernel is expected, f"{problem} {precision} {layout}"
+        assert expected is class_by_class or "fprop_implicit_gemm_wgmma" in found.passed_over[-1]
+    assert choose(on("sm_80"), "fprop", strided, "bf16").kernel is registry.kernel("fprop_implicit_gemm_mma")
+
+
 def test_what_the_order_ends_with_takes_every_problem() -> None:
     odd = Problem(1, 3, 3, (2, 3, 2), (1, 2, 3), (3, 5, 1), (0, 1, 2), dilation=(7, 1, 3))
     for orders in ORDER.values():
@@ -151,7 +169,7 @@ def test_each_kernel_passed_over_says_why() -> None:
         *("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped"),
         *("fprop_patch_split_k", "fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma"),
         "fprop_patch",
-        *("fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
+        *("fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
     ]
     assert "has no fp32 instance (it has tf32" in steps[-1] and "one input channel a group" in steps[1]
 
