@@ -102,7 +102,7 @@ def ieee() -> Iterator[None]:
 @pytest.fixture
 def assert_found() -> Callable[..., None]:
     """assert_found(kernel, right, wrong, tried, **tunables): with `wrong` in place of `right` in its source the kernel fails one of the
-    pairs of a seed (0: contiguous tensors) and a problem on the host, in TF32 on exact integers."""
+    pairs of a seed (0: contiguous tensors) and a problem on the host, in TF32 or else its first dtype, on exact integers."""
     from cupy_convt3d.backends.host import HostBackend
     from cupy_convt3d.errors import LaunchError
     from cupy_convt3d.kernel import Kernel
@@ -112,10 +112,10 @@ def assert_found() -> Callable[..., None]:
     def found(kernel: Kernel, right: str, wrong: str, tried: Iterable[tuple[int, Problem]], **tunables: int) -> None:
         assert kernel.source.count(right) == 1
         trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken").replace_tunables(**tunables)
-        failures = []
+        failures, dtype = [], "tf32" if "tf32" in kernel.dtypes else kernel.dtypes[0]
         for seed, problem in tried:
             try:
-                outcome = verify(HostBackend(), trial, problem, "tf32", "exact", seed)
+                outcome = verify(HostBackend(), trial, problem, dtype, "exact", seed)
                 failures += [] if outcome.ok else [outcome.message]
             except LaunchError as error:
                 failures.append(str(error))

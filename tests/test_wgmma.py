@@ -83,6 +83,21 @@ def test_lanes_meet_at_a_wait() -> None:
         product(PRODUCT.replace("  wgmma_wait<0>();\n", "  if (threadIdx.x != 5) wgmma_wait<0>();\n  else __syncwarp();\n"), "tf32")
 
 
+# The same with nine rows of 16 bytes from one core of A to the next.
+APART = (
+    PRODUCT.replace("wgmma.cuh", "wgmma_rows.cuh")
+    .replace("a[2][70][CELL]", "a[2][78][CELL]")
+    .replace("[i / K + 3]", "[i / K / 8 * 9 + i / K % 8 + 3]")
+    .replace("wgmma(d, wgmma_operand(shared_address(a), sizeof a[0]) + 3,", "wgmma_rows(d, wgmma_operand(shared_address(a), sizeof a[0]) + 3, 144,")
+)
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "bf16"])
+def test_product_of_rows_apart(dtype: str) -> None:
+    assert APART.count("144") == 1 and product(APART, dtype)
+    assert not product(APART.replace("144", "128"), dtype), "the distance of cores along M"
+
+
 # The same with A as each warp's fragments, of the rows that its 16 rows of D have.
 IN_REGISTERS = PRODUCT.replace("wgmma.cuh", "wgmma_registers.cuh").replace(
     "  wgmma(d, wgmma_operand(shared_address(a), sizeof a[0]) + 3, wgmma_operand(shared_address(b), sizeof b[0]), 1, 24);\n",
@@ -321,12 +336,94 @@ def test_mistakes_in_the_pipeline_are_found(mistake: str, assert_found: Callable
     assert_found(kernels()["fprop_rolling_wgmma"], *MISTAKES[mistake], tried, **SMALL)
 
 
+# A stride of 2 with whole runs and without, several tiles on each axis and of columns, channels that stay and that come class by class,
+# one position more or less than a tile, classes without taps, groups, strides beyond 2 and none, a dilation.
+CLASSES = (
+    *("n2_c24to16_i3x9x10_k3_s2_p1_op1_bias", "n1_c16to72_i2x7x9_k4_s2_p1", "n1_c10to9_i5x8x8_k3_s2_p1", "n1_c40to8_i2x4x17_k3x2x5_s2_p1x0x2_bias"),
+    *("n1_c12to20_i3x4x6_k2x1x2_s3x1x2_op1x0x0_g2_bias", "n2_c8to24_i3x8x33_k3_p1", "n1_c8to8_i3x5x7_k3_s2x1x4_p1_d3x2x1_bias"),
+    *("n1_c300to8_i2x3x8_k3x4x4_s2_p1_op1x0x0_bias", "n1_c64to8_i1x8x16_k1_s2x2x1_op1x1x0_bias"),
+)
+
+
+@pytest.mark.parametrize("dtype", kernels()["fprop_implicit_gemm_wgmma"].dtypes)
+@pytest.mark.parametrize(
+    "tunables",
+    [
+        *({}, {"TILES_M": 1, "LAY_OUT": 0}, {"TILES_M": 4, "COLUMNS": 64, "CHUNK_CELLS": 4}, {"TILES_M": 1, "COLUMNS": 256}),
+        {"CONSUMERS": 1, "TILES_M": 2, "COLUMNS": 64, "LAY_OUT": 0, "CHUNK_CELLS": 4},
+    ],
+)
+def test_classes(tunables: dict[str, int], dtype: str) -> None:
+    kernel = kernels()["fprop_implicit_gemm_wgmma"].replace_tunables(**tunables)
+    for problem in map(Problem.parse, CLASSES):
+        for seed in (0, 1, 4):  # contiguous, channels_last, a drawn layout
+            outcome = verify(HostBackend(), kernel, problem, dtype, "exact", seed)
+            assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
+
+
+def test_how_classes_are_shared_out() -> None:
+    """All channels of a window stay where they fit; whole tiles for each block where that costs an eighth at most."""
+    kernel = kernels()["fprop_implicit_gemm_wgmma"]
+    for name, tunables, resident, stages, whole, grid in (
+        ("n1_c128to128_i16x64x64_k3_s2_p1_op1", {}, 1, 2, True, 132),  # 256 tiles for 132 blocks
+        ("n1_c64to64_i12x16x32_k3_s2_p1_op1", {"TILES_M": 1}, 1, 1, False, 132),  # 48 tiles
+        ("n16_c256to128_i16_k4_s2_p1", {}, 0, 2, True, 132),
+        ("n1_c16to8_i1x2x3_k3_s2_p1", {}, 1, 1, False, 4),  # each unit a block
+    ):
+        trial = kernel.replace_tunables(**tunables)
+        launch = trial.plan(Problem.parse(name), "bf16", multiprocessors=132).launches[-1]
+        n = launch.scalars
+        assert (n["resident"], n["stages"], n["granule"] > 1, launch.grid[0]) == (resident, stages, whole, grid), name
+    assert "strides of at most 8" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s9x1x1"), "bf16") or "")
+    assert "no registers" in (kernel.replace_tunables(TILES_M=64).why_not(Problem.parse("n1_c8to32_i8_k3"), "bf16") or "")
+    assert "pass the shared memory" in (kernel.why_not(Problem.parse("n1_c512to64_i8_k3_d30"), "bf16") or "")
+    assert "not for sm_80" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "bf16", "sm_80") or "")
+    assert "has no tf32 instance" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "tf32") or "")
+
+
+CLASS_MISTAKES = {
+    "window not waited for": ("        mbarrier_wait(at.full(), at.parity);\n", ""),
+    "window never given back": ("          if (lane == 0) mbarrier_arrive(at.empty());\n", ""),
+    "window given back before it is read": ("          wgmma_wait<0>();\n          __syncwarp();", "          __syncwarp();"),
+    "next window loaded over this one": ("        mbarrier_wait(fresh.empty(), fresh.parity ^ 1u);\n", ""),
+    "slab not waited for": ("              mbarrier_wait(slab.full(), slab.parity);\n", ""),
+    "slab given back before it is read": ("              wgmma_wait<1>();\n", ""),
+    "slab announced without its bytes": (
+        "mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes))",
+        "mbarrier_arrive(slab.full())",
+    ),
+    "sums stored before they are there": ("      wgmma_wait<0>();\n      if (lane == 0 && read_slab", "      if (lane == 0 && read_slab"),
+    "copies not waited for": ("    cp_async_wait_all();\n", ""),
+    "sums of the class before": ("      for (int s = 0; s < TILES_M * SUMS; ++s) sums[s / SUMS][s % SUMS] = 0.0f;\n", ""),
+    "taps the other way round": ("ahead -= apart_w)", "ahead += apart_w)"),
+    "parts of a window": ("(ahead + m) % TILES_M", "m % TILES_M"),
+    "the pair's halves": ("(before & 0xffffu) | now << 16", "(now & 0xffffu) | before << 16"),
+    "channels traded with another lane": ("bit < 4; bit *= 2", "bit < 2; bit *= 2"),
+    "a share ends where the next has begun": ("granules / blocks * block + min(block, granules % blocks)", "granules / blocks * block"),
+}
+
+
+@pytest.mark.parametrize("mistake", CLASS_MISTAKES)
+def test_mistakes_in_classes_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
+    tried = [(seed, problem) for problem in map(Problem.parse, CLASSES) for seed in (0, 1)]
+    assert_found(kernels()["fprop_implicit_gemm_wgmma"], *CLASS_MISTAKES[mistake], tried)
+
+
+@pytest.mark.parametrize("name", ["n1_c16to8_i4x8x16_k3_s2_p1", "n1_c512to8_i4x8x16_k4_s2_p1"])
+def test_the_fence_of_a_window_is_in_the_binary(name: str) -> None:
+    kernel, problem = kernels()["fprop_implicit_gemm_wgmma"], Problem.parse(name)
+    assert ptx_of(kernel, "bf16", problem).count("fence.proxy.async") == 1
+
+
 @pytest.mark.parametrize("dtype", kernels()["fprop_rolling_wgmma"].dtypes)
 def test_every_fence_is_in_the_binary(dtype: str) -> None:
     """A compiler once left one out of the three ways to read the input, which no host can notice: it races on a GPU only."""
-    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
     kernel = kernels()["fprop_rolling_wgmma"]
-    problem = Problem(2, 32, 32, (8, 16, 32), (3, 3, 3))
+    assert ptx_of(kernel, dtype, Problem(2, 32, 32, (8, 16, 32), (3, 3, 3))).count("fence.proxy.async") == 3
+
+
+def ptx_of(kernel: Kernel, dtype: str, problem: Problem) -> str:
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
     instance = Instance(kernel, dtype, kernel.plan(problem, dtype).specialization)
     try:
         program = nvrtc.createProgram(device_source(instance), "kernel.cu", (), ())
@@ -334,5 +431,4 @@ def test_every_fence_is_in_the_binary(dtype: str) -> None:
         pytest.skip(f"NVRTC is not there: {error}")
     nvrtc.compileProgram(program, compiler_options(instance, "compute_90a"))
     ptx = nvrtc.getPTX(program)
-    text = ptx.decode() if isinstance(ptx, bytes) else ptx
-    assert text.count("fence.proxy.async") == 3
+    return ptx.decode() if isinstance(ptx, bytes) else ptx
