@@ -42,8 +42,8 @@ _FPROP = {
 # Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels (in channels_last below half of it: 27 and 54), and with
 # 432 by a tenth where it is tuned. fprop_patch_wgmma fills shared memory with weights first.
 FEW_VOXELS = 256
-# From so many channels on (in channels_last half as many) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by fprop_rolling_wgmma:
-# on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too).
+# From so many channels on (in channels_last half as many) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by
+# fprop_rolling_wgmma: on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too).
 WIDE_CHANNELS = 64
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -168,6 +169,21 @@ def test_rewriting_keeps_lines_and_leaves_comments() -> None:
 def test_shared_outside_a_function() -> None:
     with pytest.raises(KernelError, match=r"f.cu:2: __shared__ outside a function"):
         rewrite_shared("int x;\nextern __shared__ float tile[];\n", "f.cu")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts mappings as Linux shows them")
+@pytest.mark.parametrize("one_backend", [False, True])
+def test_stacks_of_kernels_that_are_not_kept_are_given_back(one_backend: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux lets a process have 65530 mappings, and each thread's stack with its guard is two."""
+    monkeypatch.setattr("cupy_convt3d.backends.host._MOST_MODULES", 2)
+    shared, counts = HostBackend(optimize=False), []
+    for number in (*range(6), 0):
+        backend, name = shared if one_backend else HostBackend(optimize=False), f"trial_{one_backend}_{number}"
+        launch(f"if (threadIdx.x < 64) output[threadIdx.x] = {number};", backend=backend, block=512, name=name)
+        gc.collect()
+        counts.append(len(Path("/proc/self/maps").read_text().splitlines()))
+    kept = 2 if one_backend else 0
+    assert max(counts) - counts[0] < kept * 1024 + 200, counts
 
 
 def test_ucontext_switch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +45,7 @@ _EVERY_KERNELS = """\
 #include "convt3d.cuh"
 """
 _LOCK = threading.Lock()  # ctypes releases the GIL, and the fiber runtime has one launch at a time
+_MOST_MODULES = 24  # that a backend keeps: a kernel of 1024 threads has 2048 of the 65530 mappings that Linux lets a process have
 
 
 def compiler() -> str:
@@ -126,8 +128,17 @@ def compiled_lines(instance: Instance) -> set[int]:
     return found
 
 
+def _release(library: ctypes.CDLL) -> None:
+    """Give back the stacks of a library that is not launching; its next launch makes new ones."""
+    if _LOCK.acquire(blocking=False):  # a collection may come in the middle of a launch
+        try:
+            library.convt3d_release()
+        finally:
+            _LOCK.release()
+
+
 class HostModule(Module):
-    """A loaded library; its launches run to the end before they return."""
+    """A loaded library; its launches run to the end before they return. With the module go the stacks of its threads."""
 
     def __init__(self, path: Path, instance: Instance, sanitizer: str | None) -> None:
         self._name = str(instance)
@@ -136,6 +147,7 @@ class HostModule(Module):
         self._library.convt3d_message.restype = ctypes.c_char_p
         self._library.convt3d_argument_sizes.restype = ctypes.c_size_t
         self._library.convt3d_static_shared_bytes.restype = ctypes.c_size_t
+        weakref.finalize(self, _release, self._library).atexit = False
         self._launch = self._library.convt3d_launch
         self._launch.argtypes = (ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, *[ctypes.c_uint64] * 3)
         self._numbers = {launch.symbol: number for number, launch in enumerate(instance.kernel.launches)}
@@ -197,9 +209,10 @@ class HostBackend(Backend):
         self._modules: dict[Instance, HostModule] = {}
 
     def compile(self, instance: Instance) -> HostModule:
-        known = self._modules.get(instance)
-        if known is None:
-            known = self._modules[instance] = HostModule(self.library(instance), instance, self.sanitizer)
+        known = self._modules.pop(instance, None) or HostModule(self.library(instance), instance, self.sanitizer)
+        self._modules[instance] = known  # the newest comes last
+        if len(self._modules) > _MOST_MODULES:
+            del self._modules[next(iter(self._modules))]
         return known
 
     def build(self, instance: Instance) -> None:

@@ -180,6 +180,14 @@ CONVT3D_RUNTIME inline Fiber* new_fiber() {
   return fiber;
 }
 
+CONVT3D_RUNTIME inline void delete_fiber(Fiber* fiber) {
+#if defined(CONVT3D_ASAN)
+  __asan_unpoison_memory_region(fiber->stack, fiber->bytes);
+#endif
+  munmap(fiber->stack - guard_bytes, guard_bytes + fiber->bytes);
+  free(fiber);
+}
+
 // Make `fiber` begin at `entry` on an empty stack, whatever it was doing before.
 CONVT3D_RUNTIME inline void start_fiber(Fiber* fiber, void (*entry)()) {
   fiber->fake_stack = nullptr;

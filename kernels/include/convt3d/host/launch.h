@@ -102,6 +102,7 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
     return convt3d_entries[kernel].count;                                                                                    \
   }                                                                                                                          \
   CONVT3D_EXPORTED const char* convt3d_message() { return convt3d_host::state.message; }                                     \
+  CONVT3D_EXPORTED CONVT3D_RUNTIME void convt3d_release() { convt3d_host::release_fibers(); }                                \
   CONVT3D_EXPORTED size_t convt3d_static_shared_bytes() { return convt3d_host::state.static_used; }                          \
   CONVT3D_EXPORTED CONVT3D_RUNTIME int convt3d_launch(unsigned kernel, const unsigned* grid, const unsigned* block,          \
                                                       size_t dynamic_bytes, void** arguments, uint64_t seed, uint64_t first, \
