@@ -212,6 +212,11 @@ def test_worker_survives_crash_hang_and_a_lost_child() -> None:
         os.kill(worker._pid, signal.SIGTERM)
         assert "SIGTERM" in worker.verify(TINY, "fp32", "exact", 0).message
         assert worker.verify(TINY, "fp32", "exact", 0).ok
+        os.kill(worker._pid, signal.SIGTERM)
+        while Path(f"/proc/{worker._pid}").exists():
+            time.sleep(0.01)
+        worker.restart()  # of a child that is gone
+        assert worker.verify(TINY, "fp32", "exact", 0).ok
     with Worker(Kernel.from_file(SPECIMENS / "crash.cu"), "host") as worker:
         for _ in range(3):
             assert "SIGSEGV" in worker.verify(Problem.parse("n1_c1to1_i1_k1_bias"), "fp32", "exact", 1).message

@@ -185,7 +185,8 @@ class Worker:
     def restart(self) -> None:
         """Start the child anew: nothing that a kernel did to its memory stays."""
         if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has died by itself
+                os.kill(self._pid, signal.SIGKILL)
             # The report of that death, perhaps after an answer that came just too late.
             while _read(self._output, time.monotonic() + START_LIMIT_S)[0] != "died":
                 pass
