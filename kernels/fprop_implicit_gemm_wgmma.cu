@@ -178,7 +178,7 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 #define HELD (SUMS / 2)
 #endif
 
-constexpr int HEADER = 1536;  // bytes of barriers, taps and units in shared memory
+constexpr int HEADER = 1536;  // bytes in shared memory: barriers, from 640 on taps, from 1024 on units
 constexpr int VECTOR = 8;     // channels in a cell of 16 bytes
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
