@@ -33,7 +33,7 @@ _FEW = ("fprop_patch_split_k",)
 _PATCHES = ("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch")
 _CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
 _MMA = ("fprop_implicit_gemm_mma", *_CUDA_CORES)
-_WGMMA = ("fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma")
+_WGMMA = ("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma")
 _FPROP = {
     "host": ("fprop_patch", *_CUDA_CORES),  # what is cheap to run on a CPU
     **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_FEW, *_PATCHES, *_MMA)),
@@ -45,6 +45,8 @@ FEW_VOXELS = 256
 # From so many channels on (in channels_last half as many) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by
 # fprop_rolling_wgmma: on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too).
 WIDE_CHANNELS = 64
+# With so many, fprop_stationary_wgmma is the quickest in NCDHW, where it has room for the weights: on an H200 with 32 and 64.
+NARROW_CHANNELS = (16, 64)
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,
     "dgrad": dict.fromkeys(_FPROP, ("dgrad_gather",)),
@@ -251,6 +253,13 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
             return "loads and stores one element at a time unless channels lie together, so others come first"
         if problem.in_channels // problem.groups % vector != 0 or problem.out_channels // problem.groups % vector != 0:
             return f"loads and stores one element at a time unless channels come in {vector}, so others come first"
+        return None
+    if name == "fprop_stationary_wgmma":
+        least, most = NARROW_CHANNELS
+        both = (problem.in_channels // problem.groups, problem.out_channels // problem.groups)
+        strided = problem.stride == (2, 2, 2) and problem.dilation == (1, 1, 1)
+        if question.layout == "channels_last" or not strided or min(both) < least or max(both) > most:
+            return f"is the quicker in NCDHW where the stride is 2 and a group has {least} to {most} channels, so others come first"
         return None
     if name == "fprop_implicit_gemm_wgmma":
         channels = min(problem.in_channels, problem.out_channels) // problem.groups

@@ -138,7 +138,8 @@ def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> 
 
 
 def test_strided_layers_of_many_channels_have_an_order_of_their_own() -> None:
-    strided = Problem(1, 64, 64, (8, 16, 16), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+    strided = Problem(1, 128, 64, (8, 16, 16), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+    stationary = registry.kernel("fprop_stationary_wgmma")
     class_by_class, rolling = registry.kernel("fprop_implicit_gemm_wgmma"), registry.kernel("fprop_rolling_wgmma")
     for problem, precision, layout, expected in (
         (strided, "bf16", "ncdhw", class_by_class),
@@ -148,10 +149,17 @@ def test_strided_layers_of_many_channels_have_an_order_of_their_own() -> None:
         (replace(strided, in_channels=24), "fp16", "channels_last", rolling),
         (replace(strided, stride=(1, 2, 2), output_padding=(0, 1, 1)), "bf16", "ncdhw", rolling),
         (replace(strided, dilation=(1, 1, 2)), "bf16", "ncdhw", rolling),
+        (replace(strided, in_channels=64), "bf16", "ncdhw", stationary),
+        (replace(strided, in_channels=64), "tf32", "ncdhw", rolling),  # its weights pass the shared memory
+        (replace(strided, in_channels=32, out_channels=16), "tf32", "ncdhw", stationary),
+        (replace(strided, in_channels=64), "bf16", "channels_last", class_by_class),
+        (replace(strided, in_channels=64, kernel_size=(7, 7, 7)), "bf16", "ncdhw", class_by_class),
+        (replace(strided, in_channels=32, out_channels=8), "bf16", "ncdhw", rolling),
     ):
         found = choose(on("sm_90a"), "fprop", problem, precision, layout)
         assert found.kernel is expected, f"{problem} {precision} {layout}"
-        assert expected is class_by_class or "fprop_implicit_gemm_wgmma" in found.passed_over[-1]
+        assert expected is stationary or any("fprop_stationary_wgmma" in reason for reason in found.passed_over)
+        assert expected is not rolling or "fprop_implicit_gemm_wgmma" in found.passed_over[-1]
     assert choose(on("sm_80"), "fprop", strided, "bf16").kernel is registry.kernel("fprop_implicit_gemm_mma")
 
 
@@ -169,7 +177,7 @@ def test_each_kernel_passed_over_says_why() -> None:
         *("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped"),
         *("fprop_patch_split_k", "fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma"),
         "fprop_patch",
-        *("fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
+        *("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
     ]
     assert "has no fp32 instance (it has tf32" in steps[-1] and "one input channel a group" in steps[1]
 

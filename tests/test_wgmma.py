@@ -411,6 +411,79 @@ def test_mistakes_in_classes_are_found(mistake: str, assert_found: Callable[...,
     assert_found(kernels()["fprop_implicit_gemm_wgmma"], *CLASS_MISTAKES[mistake], tried)
 
 
+# Rows of 64 blocks and patches of 8 x 8, some beyond the end of the output; rows that begin at any place in 16 bytes; several tiles of
+# columns, chunks of channels and sets of groups; places of a block without taps; strides beyond 2 and none; a dilation.
+BLOCKS = (
+    *("n2_c24to40_i3x2x66_k3_s2_p1_bias", "n1_c16to16_i2x1x129_k4x3x3_s2_p1_g4", "n1_c8to8_i5x9x10_k3_s2_p1_op1_bias"),
+    *("n3_c6to12_i2x1x40_k2x3x5_s1x2x3_p0x1x2_g3_bias", "n1_c40to8_i2x3x70_k3_p1", "n1_c8to24_i2x9x9_k3_s2_p1_d2_bias"),
+    *("n1_c8to8_i3x1x65_k1x2x1_s4x3x2_op1x1x1_bias", "n1_c70to72_i1x2x33_k3_s2_p1_op1"),
+)
+
+
+@pytest.mark.parametrize("dtype", kernels()["fprop_stationary_wgmma"].dtypes)
+@pytest.mark.parametrize("tunables", [{}, {"COLUMNS": 16, "CHUNK_CELLS": 2}, {"CONSUMERS": 1, "COLUMNS": 64, "CHUNK_CELLS": 8}])
+def test_blocks(tunables: dict[str, int], dtype: str) -> None:
+    kernel = kernels()["fprop_stationary_wgmma"].replace_tunables(**tunables)
+    done = 0
+    for problem in map(Problem.parse, BLOCKS):
+        for seed in (0, 1, 4):  # contiguous, channels_last, a drawn layout
+            if kernel.why_not(problem, dtype) is None:
+                outcome = verify(HostBackend(), kernel, problem, dtype, "exact", seed)
+                assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
+                done += 1
+    assert done >= 3 * (len(BLOCKS) - 2), "tf32 has no room for the weights of 70 channels"
+
+
+def test_how_blocks_are_shared_out() -> None:
+    """Small groups go together, weights leave room for two stages of a window, rows are whole where that wastes no more."""
+    kernel = kernels()["fprop_stationary_wgmma"]
+    for name, dtype, merged, sets, patch, stages, grid in (
+        ("n4_c32to32_i32x64x128_k3_s2_p1_g4", "bf16", 4, 1, 64, 4, 132),
+        ("n4_c32to32_i32x64x128_k3_s2_p1_g2", "tf32", 2, 1, 64, 2, 132),
+        ("n1_c64to64_i12x16x32_k3_s2_p1_op1", "bf16", 1, 2, 8, 4, 96),  # 2 tiles of channels, 6 x 2 x 4 of blocks
+        ("n1_c24to24_i12x16x32_k3_s2_p1_op1_g3", "bf16", 3, 1, 8, 4, 48),
+    ):
+        launch = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches[-1]
+        n = launch.scalars
+        assert (n["sets"], n["patch_w"], n["stages"], launch.grid[0]) == (sets, patch, stages, grid), name
+        assert n["set_inputs"] == Problem.parse(name).in_channels // Problem.parse(name).groups * merged, name
+    assert "tables for strides" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s9x1x1"), "bf16") or "")
+    assert "no registers" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k4_s4"), "bf16") or "")
+    assert "too many to be written out" in (kernel.why_not(Problem.parse("n1_c32to8_i8_k7"), "bf16") or "")
+    assert "pass the shared memory" in (kernel.why_not(Problem.parse("n1_c128to32_i8_k3_s2"), "bf16") or "")
+    assert "not for sm_80" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "bf16", "sm_80") or "")
+
+
+BLOCK_MISTAKES = {
+    "window not waited for": ("      mbarrier_wait(full + static_cast<unsigned>(slot) * 8, parity);\n", ""),
+    "window never given back": ("    if (lane == 0) mbarrier_arrive(release);\n", ""),
+    "window given back before it is read": ("        wgmma_wait<1>();\n", ""),
+    "next window loaded over this one": (
+        "        mbarrier_wait_patiently(empty + static_cast<unsigned>(slot) * 8, parity ^ 1u);\n",
+        "",
+    ),
+    "weights not waited for": ("      mbarrier_wait(weights_full, weights_parity);\n", ""),
+    "weights of the next set over these": ("          mbarrier_wait_patiently(weights_empty, weights_parity ^ 1u);\n", ""),
+    "weights announced without their bytes": (
+        "mbarrier_arrive_expect(weights_full, static_cast<unsigned>(weight_bytes))",
+        "mbarrier_arrive(weights_full)",
+    ),
+    "sums stored before they are there": ("    wgmma_wait<0>();\n", ""),
+    "runs stored before they are there": ("          sync_warpgroup(warpgroup);\n          if (d >=", "          if (d >="),
+    "a run one element off": ("shift % 2 != 0", "false"),
+    "ends of runs left out": ("const bool has_edge = edge <", "const bool has_edge = false && edge <"),
+    "groups mixed": (" && ci / in_channels == co / out_channels", ""),
+    "a team's blocks take the same unit": ("min(team, units % teams) + block % members", "min(team, units % teams)"),
+    "bias of another channel": ("eight * 8 + quad * 2 + c", "eight * 8 + quad * 2"),
+}
+
+
+@pytest.mark.parametrize("mistake", BLOCK_MISTAKES)
+def test_mistakes_in_blocks_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
+    tried = [(seed, problem) for problem in map(Problem.parse, BLOCKS[:6]) for seed in (0, 1)]
+    assert_found(kernels()["fprop_stationary_wgmma"], *BLOCK_MISTAKES[mistake], tried)
+
+
 @pytest.mark.parametrize("name", ["n1_c16to8_i4x8x16_k3_s2_p1", "n1_c512to8_i4x8x16_k4_s2_p1"])
 def test_the_fence_of_a_window_is_in_the_binary(name: str) -> None:
     kernel, problem = kernels()["fprop_implicit_gemm_wgmma"], Problem.parse(name)

@@ -162,6 +162,7 @@ _MODES = {
     "n1_c144to6_i1x1x128_k1_g6": (1,),
     "n1_c8to2_i1x1x500_k1x2x1": (0,),  # what follows the last position is not staged, and beyond shared memory
     "n1_c272to9_i2x3x5_k3x3x4_s2_p1_bias": (0, 1),  # more channels than shared memory keeps of a tile, in classes of several taps
+    "n1_c9to9_i1x2x66_k1x3x3_s1x2x2_p0x1x1_bias": (0, 1),  # rows of more than 64 blocks, at any place in 16 bytes, through shared memory
     "n1_c1to676_i1_k1": (0,),  # columns that six tiles of 112 leave four of
     "n1_c6to216_i1x1x16_k1_g3": (0,),  # rows stored as vectors with one tap each, more columns than the threads take at once
     # two warps with as many channels as they can keep, the last ones half of a product's; voxels lie together, and channels do

@@ -1,0 +1,693 @@
+/* convt3d
+pass = "fprop"
+dtypes = ["tf32", "bf16", "fp16"]
+architectures = ["sm_90a"]
+
+[search]
+COLUMNS = [16, 32, 64, 128]
+CHUNK_CELLS = [2, 4, 8]
+
+[specialize]
+WGMMA_TILES = "tile8"
+CELLS = "chunk_cells"
+PATCH_W = "patch_w"
+KERNEL_D = "kernel_d"
+KERNEL_H = "kernel_h"
+KERNEL_W = "kernel_w"
+STRIDE_D = "stride_d"
+STRIDE_H = "stride_h"
+STRIDE_W = "stride_w"
+PADDING_D = "padding_d"
+PADDING_H = "padding_h"
+PADDING_W = "padding_w"
+DILATION_D = "dilation_d"
+DILATION_H = "dilation_h"
+DILATION_W = "dilation_w"
+
+[constants]
+# Small groups are put together as one of more channels, whose weights from group to group are zero.
+merged = "gcd(groups, max(1, COLUMNS // out_channels_per_group))"
+group_sets = "groups // merged"
+set_inputs = "merged * in_channels_per_group"
+set_outputs = "merged * out_channels_per_group"
+# Residue classes that taps reach, and the output channels of a tile, in eights: a thread has the sums of all these classes.
+classes_d = "min(kernel_d, stride_d // gcd(stride_d, dilation_d))"
+classes_h = "min(kernel_h, stride_h // gcd(stride_h, dilation_h))"
+classes_w = "min(kernel_w, stride_w // gcd(stride_w, dilation_w))"
+classes = "classes_d * classes_h * classes_w"
+out_tiles = "ceil_div(set_outputs, 8)"
+channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS // 8, 32 // classes)))"
+tile8 = "ceil_div(out_tiles, channel_tiles)"
+sets = "group_sets * channel_tiles"
+# Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
+all_cells = "2 * ceil_div(set_inputs * itemsize, 32)"
+chunks = "ceil_div(all_cells, CHUNK_CELLS)"
+chunk_cells = "2 * ceil_div(all_cells, 2 * chunks)"
+
+# Output blocks of stride_d x stride_h x stride_w. A warpgroup has 64 of a row, or 8 x 8 where rows would leave more of them over.
+blocks_d = "ceil_div(output_d, stride_d)"
+blocks_h = "ceil_div(output_h, stride_h)"
+blocks_w = "ceil_div(output_w, stride_w)"
+patch_w = "64 if 64 * ceil_div(blocks_w, 64) * blocks_h <= 64 * ceil_div(blocks_w, 8) * ceil_div(blocks_h, 8) else 8"
+patch_h = "64 // patch_w"
+tiles_d = "ceil_div(blocks_d, CONSUMERS)"
+tiles_h = "ceil_div(blocks_h, patch_h)"
+tiles_w = "ceil_div(blocks_w, patch_w)"
+units = "sets * batch * tiles_d * tiles_h * tiles_w"
+
+# Tap t reads the input (padding - t*dilation) / stride, rounded up, ahead of the output block; the last tap the lowest.
+lowest_d = "-(((kernel_d - 1) * dilation_d - padding_d) // stride_d)"
+lowest_h = "-(((kernel_h - 1) * dilation_h - padding_h) // stride_h)"
+lowest_w = "-(((kernel_w - 1) * dilation_w - padding_w) // stride_w)"
+window_d = "CONSUMERS + ceil_div(padding_d, stride_d) - lowest_d"
+window_h = "patch_h + ceil_div(padding_h, stride_h) - lowest_h"
+window_w = "patch_w + ceil_div(padding_w, stride_w) - lowest_w"
+positions = "window_d * window_h * window_w // 2 * 2 + 1"
+
+weight_bytes = "kernel_d * kernel_h * kernel_w * chunks * chunk_cells * tile8 * 128"
+stage_bytes = "16 * chunk_cells * positions"
+# Outputs on their way: 64 blocks of a row of each channel, and room to begin anywhere in 16 bytes.
+run_bytes = "(64 * stride_w * itemsize + 16) * tile8 * 8 if patch_w == 64 else 0"
+runs = "2 if 1024 + weight_bytes + 2 * stage_bytes + 2 * CONSUMERS * run_bytes <= 232448 else 1"
+memory = "231424 - weight_bytes - CONSUMERS * runs * run_bytes"
+stages = "min(4, memory // stage_bytes)"
+
+[restrictions]
+"max(stride_d, stride_h, stride_w) <= 8 and max(kernel_d, kernel_h, kernel_w) <= 16" = "it has tables for strides of at most 8 and kernels of at most 16"
+"classes * tile8 <= 32" = "a thread has no registers for the sums of all residue classes"
+"kernel_h * kernel_w * chunk_cells <= 256 and kernel_d * kernel_h * kernel_w * chunk_cells <= 512" = "its taps are too many to be written out one by one"
+"memory >= 2 * stage_bytes" = "the weights of a tile of channels pass the shared memory"
+"max(units, sets * chunks * chunk_cells * tile8 * 8 * kernel_d * kernel_h * kernel_w) <= 1000000000" = "the volume passes its 32-bit tile offsets"
+
+[workspace]
+packed_weight = "sets * weight_bytes // 4"
+
+[[launch]]
+symbol = "convt3d_pack_stationary_weight"
+packs = "packed_weight"
+grid = "sets * kernel_d * kernel_h * kernel_w * chunks"
+block = 128
+
+[[launch]]
+symbol = "convt3d_fprop_stationary_wgmma"
+grid = "min(multiprocessors, units)"
+block = "CONSUMERS * 256"
+shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * run_bytes"
+*/
+// The transposed convolution as matrix products of Hopper's warpgroups, all residue classes of an output block at once, by weights that stay.
+//
+// Outputs come in blocks of stride_d x stride_h x stride_w, whose places are the residue classes. GEMM rows are 64 output blocks, columns the
+// channels of a tile for each class that taps reach: a warpgroup has the sums of all outputs of its blocks in registers. What a tap reads
+// lies at the same offset from every block, in shared memory another start address. Taps are written out one by one, as a binary's constants.
+//
+// The weights of a tile of channels are loaded once and stay, and the input streams through: as many warpgroups load as multiply, and turn
+// channels into cells of 16 bytes. Small groups are put together as one, whose weights from group to group are zero.
+//
+// In NCDHW a row of 64 blocks is put together in shared memory for each channel, at the place in 16 bytes that it has in the output, and
+// stored 16 bytes a thread whatever it begins at. Its ends share 32 bytes with neighbours: such a piece must be made whole soon, or the cache
+// writes it to memory twice. So blocks of threads take neighbouring tiles at the same time, and stores keep the order they are written in.
+#include "convt3d.cuh"
+#include "convt3d/advanced.cuh"
+#include "convt3d/forget_memory.cuh"
+#include "convt3d/specialized.cuh"
+#include "convt3d/wgmma_rows.cuh"
+
+// At most so many output channels in a tile, and cells of 16 bytes in a chunk of input channels.
+#ifndef COLUMNS
+#define COLUMNS 32
+#endif
+#ifndef CHUNK_CELLS
+#define CHUNK_CELLS 4
+#endif
+// Warpgroups that multiply, and as many that load.
+#ifndef CONSUMERS
+#define CONSUMERS 2
+#endif
+// Set by the problem; these are for a look at the compiler's output.
+#ifndef WGMMA_TILES
+#define WGMMA_TILES 4
+#define CELLS 4
+#define PATCH_W 64
+#define KERNEL_D 3
+#define KERNEL_H 3
+#define KERNEL_W 3
+#define STRIDE_D 2
+#define STRIDE_H 2
+#define STRIDE_W 2
+#define PADDING_D 1
+#define PADDING_H 1
+#define PADDING_W 1
+#define DILATION_D 1
+#define DILATION_H 1
+#define DILATION_W 1
+#endif
+
+constexpr int HEADER = 1024;                   // bytes in shared memory: barriers
+constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
+constexpr int MOST_TAPS = 16, MOST_PLACES = 8;
+
+__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+struct alignas(16) Cell {
+  unsigned words[4];
+};
+
+__device__ inline Cell cell_of(const scalar_t (&values)[VECTOR]) {
+  Cell cell;
+#if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
+#pragma unroll
+  for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
+#else
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) cell.words[v] = nearest_tf32(values[v]);
+#endif
+  return cell;
+}
+
+// The taps of one axis. Tap t adds the input `ahead[t]` of an output block to the block's place `place[t]`.
+struct AxisTaps {
+  int count, classes;  // taps, and places that any of them reaches
+  int place[MOST_TAPS], ahead[MOST_TAPS];
+  int rank[MOST_PLACES];  // of a place among those that taps reach, -1 for the others
+};
+
+__device__ constexpr AxisTaps axis_taps(int kernel, int stride, int padding, int dilation) {
+  AxisTaps taps = {};
+  taps.count = kernel;
+  for (int e = 0; e < MOST_PLACES; ++e) taps.rank[e] = -1;
+  for (int t = 0; t < kernel; ++t) {
+    const int place = ((t * dilation - padding) % stride + stride) % stride;
+    taps.place[t] = place;
+    taps.ahead[t] = (place + padding - t * dilation) / stride;
+    taps.rank[place] = 0;
+  }
+  for (int e = 0; e < stride; ++e) {
+    if (taps.rank[e] == 0) taps.rank[e] = taps.classes++;
+  }
+  return taps;
+}
+
+// Loops that a GPU's binary has written out: `body` is called with each number below `count`, on a GPU constants.
+#if defined(__CUDACC__)
+template <int number>
+struct Number {
+  static constexpr int value = number;
+};
+template <int count, int at = 0, class Body>
+__device__ __forceinline__ void for_each(const Body& body) {
+  if constexpr (at < count) {
+    body(Number<at>{});
+    for_each<count, at + 1>(body);
+  }
+}
+constexpr AxisTaps TAPS_D = axis_taps(KERNEL_D, STRIDE_D, PADDING_D, DILATION_D),
+                   TAPS_H = axis_taps(KERNEL_H, STRIDE_H, PADDING_H, DILATION_H),
+                   TAPS_W = axis_taps(KERNEL_W, STRIDE_W, PADDING_W, DILATION_W);
+#define CONSTANT constexpr
+#define NUMBER(name) decltype(name)::value
+#define FOR_EACH(count) for_each<(count)>
+#else
+struct ForEach {
+  int count;
+  template <class Body>
+  void operator()(const Body& body) const {
+    for (int at = 0; at < count; ++at) body(at);
+  }
+};
+#define CONSTANT const
+#define NUMBER(name) name
+#define FOR_EACH(count) \
+  ForEach { count }
+#endif
+
+// ---- packing: [group set][channel tile][chunk][tap] of cells [cell][column] ----
+
+extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem, const View<const scalar_t> weight,
+                                                          accum_t* __restrict__ packed_weight, const int set_inputs,
+                                                          const int set_outputs, const int channel_tiles, const int tile8,
+                                                          const int chunks, const int chunk_cells) {
+  const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2],
+            taps = problem.kernel_size[0] * kernel_h * kernel_w;
+  const int block = static_cast<int>(blockIdx.x), tap = block % taps, chunk = block / taps % chunks,
+            set = block / taps / chunks;
+  const int tile = set % channel_tiles, first_input = set / channel_tiles * set_inputs;
+  const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int columns = tile8 * 8;
+  Cell* const target = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(block) * chunk_cells * columns;
+  for (int i = static_cast<int>(threadIdx.x); i < chunk_cells * columns; i += static_cast<int>(blockDim.x)) {
+    const int first = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * columns + i % columns;
+    scalar_t values[VECTOR];
+    for (int v = 0; v < VECTOR; ++v) {
+      const int ci = first + v;
+      const bool live = ci < set_inputs && co < set_outputs && ci / in_channels == co / out_channels;
+      values[v] = live ? *weight.at(first_input + ci, co % out_channels, tap / kernel_w / kernel_h, tap / kernel_w % kernel_h,
+                                    tap % kernel_w)
+                       : to_scalar(accum_t(0));
+    }
+    target[i] = cell_of(values);
+  }
+}
+
+// ---- the product ----
+
+// What all lanes have, so that the compiler knows it.
+__device__ __forceinline__ int of_warp(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+// A tile of output blocks for a set of groups and a tile of their channels.
+struct Unit {
+  int set, n, d, h, w;
+};
+
+// The unit of a number: w first, then h, d, n and the set.
+__device__ inline Unit unit_of(int number, int batch, int tiles_d, int tiles_h, int tiles_w) {
+  Unit unit;
+  unit.w = number % tiles_w, number /= tiles_w;
+  unit.h = number % tiles_h, number /= tiles_h;
+  unit.d = number % tiles_d, number /= tiles_d;
+  unit.n = number % batch, unit.set = number / batch;
+  return unit;
+}
+
+// The unit that is so many behind.
+__device__ __forceinline__ void advance(Unit& unit, const Unit& step, int batch, int tiles_d, int tiles_h, int tiles_w) {
+  const auto add = [](int& digit, int& next, int step, int size) {
+    digit += step;
+    if (digit >= size) digit -= size, ++next;
+  };
+  add(unit.w, unit.h, step.w, tiles_w);
+  add(unit.h, unit.d, step.h, tiles_h);
+  add(unit.d, unit.n, step.d, tiles_d);
+  add(unit.n, unit.set, step.n, batch);
+  unit.set += step.set;
+}
+
+// Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
+__device__ inline bool rows_aligned(const View<scalar_t>& output, int along, int elements) {
+  bool aligned = reinterpret_cast<index_t>(output.data) % static_cast<index_t>(elements * sizeof(scalar_t)) == 0;
+#pragma unroll
+  for (int axis = 0; axis < 5; ++axis) aligned = aligned && (axis == along || output.stride[axis] % elements == 0);
+  return aligned && output.stride[along] == 1;
+}
+
+// Channels of one position that lie together, whole cells of them on 16 bytes.
+__device__ inline bool takes_whole_cells(const Problem& problem, const View<const scalar_t>& input) {
+  bool whole = input.stride[1] == 1 && input.stride[0] % VECTOR == 0 && problem.in_channels % VECTOR == 0 &&
+               reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
+#pragma unroll
+  for (int axis = 2; axis < 5; ++axis) whole = whole && input.stride[axis] % VECTOR == 0;
+  return whole;
+}
+
+template <int count>
+struct alignas(count * sizeof(scalar_t)) Elements {
+  scalar_t element[count];
+};
+
+__device__ __forceinline__ Elements<2> rounded_pair(float a, float b) {
+  Elements<2> pair;
+#if defined(__CUDACC__) && (defined(CONVT3D_FP16) || defined(CONVT3D_BF16))
+  unsigned word;
+#if defined(CONVT3D_FP16)
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
+#else
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
+#endif
+  memcpy(&pair, &word, sizeof pair);
+#else
+  pair.element[0] = to_scalar(a), pair.element[1] = to_scalar(b);
+#endif
+  return pair;
+}
+
+// These 16 bytes, or those that begin an element behind: the next lane has the next ones.
+__device__ __forceinline__ Cell moved_cell(const Cell& cell, bool behind) {
+  const unsigned next = __shfl_down_sync(0xffffffffu, cell.words[0], 1);
+  Cell moved;
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    const unsigned second = word < 3 ? cell.words[word + 1] : next;
+#if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
+    moved.words[word] =
+        static_cast<unsigned>((static_cast<unsigned long long>(second) << 32 | cell.words[word]) >> (behind ? 16 : 0));
+#else
+    moved.words[word] = behind ? second : cell.words[word];
+#endif
+  }
+  return moved;
+}
+
+// The compiler keeps the order of these stores and those around them.
+__device__ __forceinline__ void store_in_order(scalar_t* target, const Cell& cell) {
+#if defined(__CUDACC__)
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(cell.words[0]),
+               "r"(cell.words[1]), "r"(cell.words[2]), "r"(cell.words[3])
+               : "memory");
+#else
+  *reinterpret_cast<Cell*>(target) = cell;
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
+    convt3d_fprop_stationary_wgmma(const Problem problem, const View<const scalar_t> input,
+                                   const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
+                                   const View<scalar_t> output, const int set_inputs, const int set_outputs,
+                                   const int channel_tiles, const int tile8, const int chunks, const int chunk_cells,
+                                   const int patch_w, const int tiles_d, const int tiles_h, const int tiles_w,
+                                   const int weight_bytes, const int run_bytes, const int runs, const int stages,
+                                   const int sets, const int units) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+#if !defined(__CUDACC__)
+  const auto taps_of = [&](int axis) {
+    return axis_taps(problem.kernel_size[axis], problem.stride[axis], problem.padding[axis], problem.dilation[axis]);
+  };
+  const AxisTaps TAPS_D = taps_of(0), TAPS_H = taps_of(1), TAPS_W = taps_of(2);
+#endif
+  CONSTANT int cells = SPECIALIZED(CELLS, chunk_cells), columns = SPECIALIZED(WGMMA_TILES, tile8) * 8;
+  CONSTANT int row_blocks = SPECIALIZED(PATCH_W, patch_w), patch_h = 64 / row_blocks;
+  CONSTANT int stride_d = SPECIALIZED(STRIDE_D, problem.stride[0]), stride_h = SPECIALIZED(STRIDE_H, problem.stride[1]),
+               stride_w = SPECIALIZED(STRIDE_W, problem.stride[2]);
+  CONSTANT int lowest_d = TAPS_D.ahead[TAPS_D.count - 1], lowest_h = TAPS_H.ahead[TAPS_H.count - 1],
+               lowest_w = TAPS_W.ahead[TAPS_W.count - 1];
+  CONSTANT int window_d = CONSUMERS + TAPS_D.ahead[0] - lowest_d, window_h = patch_h + TAPS_H.ahead[0] - lowest_h,
+               window_w = row_blocks + TAPS_W.ahead[0] - lowest_w;
+  CONSTANT int window = window_d * window_h * window_w, positions = window / 2 * 2 + 1, stage_bytes = cells * positions * 16;
+  CONSTANT int class_sums = columns / 2,
+               classes = TAPS_D.classes * TAPS_H.classes * TAPS_W.classes;  // sums a thread has of each class
+  const int thread = static_cast<int>(threadIdx.x), warp = of_warp(thread / 32), lane = thread % 32;
+  const unsigned base = shared_address(shared), weight_base = base + HEADER,
+                 stage_base = weight_base + static_cast<unsigned>(weight_bytes);
+  const unsigned weights_full = base, weights_empty = base + 8, full = base + 16,
+                 empty = full + static_cast<unsigned>(stages) * 8;
+  if (thread == 0) {
+    mbarrier_init(weights_full, 1);
+    mbarrier_init(weights_empty, CONSUMERS * 4);
+    for (unsigned i = 0; i < static_cast<unsigned>(stages); ++i) {
+      mbarrier_init(full + i * 8, CONSUMERS * 4);
+      mbarrier_init(empty + i * 8, CONSUMERS * 4);
+    }
+    mbarrier_fence_init();
+  }
+  __syncthreads();
+
+  // Each team of blocks has a share of the units, of one set where sets are few, and its blocks take them in turns.
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int members = max(1, blocks / sets), teams = blocks / members, team = block / members;
+  const int first_unit = units / teams * team + min(team, units % teams) + block % members;
+  const int end_unit = units / teams * (team + 1) + min(team + 1, units % teams);
+  const int count = team < teams ? max(0, ceil_div(end_unit - first_unit, members)) : 0;
+  Unit unit = unit_of(first_unit, problem.batch, tiles_d, tiles_h, tiles_w);
+  const Unit step = unit_of(members, problem.batch, tiles_d, tiles_h, tiles_w);
+  int slot = 0;
+  unsigned parity = 0, weights_parity = 0;
+  const auto next_slot = [&] {
+    if (++slot == stages) slot = 0, parity ^= 1u;
+  };
+
+  if (warp >= CONSUMERS * 4) {
+#if CONSUMERS == 2
+    give_registers<88>();
+#endif
+    const int me = warp - CONSUMERS * 4, warps = CONSUMERS * 4;
+    const int size_d = problem.input_size[0], size_h = problem.input_size[1], size_w = problem.input_size[2];
+    const bool whole_cells = takes_whole_cells(problem, input) && set_inputs % VECTOR == 0;
+    // Cells of a position that a thread has on their way: 32 channels.
+    constexpr int BATCH = SPECIALIZED(CELLS < 32 / VECTOR ? CELLS : 32 / VECTOR, 32 / VECTOR);
+    for (int i = 0, set = -1; i < count; ++i, advance(unit, step, problem.batch, tiles_d, tiles_h, tiles_w)) {
+      if (unit.set != set) {
+        set = unit.set;
+        if (me == 0 && lane == 0) {
+          mbarrier_wait_patiently(weights_empty, weights_parity ^ 1u);
+          mbarrier_arrive_expect(weights_full, static_cast<unsigned>(weight_bytes));
+          const unsigned char* const source =
+              reinterpret_cast<const unsigned char*>(packed_weight) + static_cast<index_t>(set) * weight_bytes;
+          for (int at = 0; at < weight_bytes; at += 16384) {
+            bulk_copy(weight_base + static_cast<unsigned>(at), source + at,
+                      static_cast<unsigned>(min(16384, weight_bytes - at)), weights_full);
+          }
+        }
+        weights_parity ^= 1u;
+      }
+      const int from_d = unit.d * CONSUMERS + lowest_d, from_h = unit.h * patch_h + lowest_h,
+                from_w = unit.w * row_blocks + lowest_w;
+      const int first_channel = unit.set / channel_tiles * set_inputs;
+      for (int chunk = 0; chunk < chunks; ++chunk, next_slot()) {
+        mbarrier_wait_patiently(empty + static_cast<unsigned>(slot) * 8, parity ^ 1u);
+        Cell* const target = reinterpret_cast<Cell*>(shared + HEADER + weight_bytes + slot * stage_bytes);
+        const int parts = ceil_div(cells, BATCH);
+#pragma unroll 1
+        for (int item = me; item < ceil_div(window, 32) * parts; item += warps) {
+          const int position = item / parts * 32 + lane, cell = item % parts * BATCH;
+          if (position >= window) continue;
+          const int w = from_w + position % window_w, h = from_h + position / window_w % window_h,
+                    d = from_d + position / window_w / window_h;
+          const bool inside = static_cast<unsigned>(d) < static_cast<unsigned>(size_d) &&
+                              static_cast<unsigned>(h) < static_cast<unsigned>(size_h) &&
+                              static_cast<unsigned>(w) < static_cast<unsigned>(size_w);
+          const int ahead = (chunk * cells + cell) * VECTOR, live = inside ? set_inputs - ahead : 0;
+          const scalar_t* const source = live > 0 ? input.at(unit.n, first_channel + ahead, d, h, w) : input.data;
+          if (whole_cells) {
+            Cell loaded[BATCH];
+#pragma unroll
+            for (int c = 0; c < BATCH; ++c) {
+              const bool there = c * VECTOR < live && cell + c < cells;
+              loaded[c] = there ? reinterpret_cast<const Cell*>(source)[c] : Cell{{0, 0, 0, 0}};
+            }
+#pragma unroll
+            for (int c = 0; c < BATCH; ++c) {
+              scalar_t values[VECTOR];
+              memcpy(values, &loaded[c], sizeof values);
+              if (cells % BATCH == 0 || cell + c < cells) target[(cell + c) * positions + position] = cell_of(values);
+            }
+          } else {
+            scalar_t values[BATCH][VECTOR];
+            if (set_inputs - ahead >= BATCH * VECTOR) {
+              // No condition for each: a lane whose position lies outside reads one element again and again, and drops it.
+              const index_t step = inside ? input.stride[1] * static_cast<index_t>(sizeof(scalar_t)) : 0;
+              const scalar_t* next = source;
+#pragma unroll
+              for (int v = 0; v < BATCH * VECTOR; ++v, next = advanced(next, step)) values[v / VECTOR][v % VECTOR] = *next;
+#pragma unroll
+              for (int v = 0; v < BATCH * VECTOR; ++v) {
+                if (!inside) values[v / VECTOR][v % VECTOR] = to_scalar(accum_t(0));
+              }
+            } else {
+#pragma unroll
+              for (int v = 0; v < BATCH * VECTOR; ++v) {
+                values[v / VECTOR][v % VECTOR] = v < live ? source[v * input.stride[1]] : to_scalar(accum_t(0));
+              }
+            }
+#pragma unroll
+            for (int c = 0; c < BATCH; ++c) {
+              if (cells % BATCH == 0 || cell + c < cells) target[(cell + c) * positions + position] = cell_of(values[c]);
+            }
+          }
+        }
+        fence_async();
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(full + static_cast<unsigned>(slot) * 8);
+      }
+    }
+    return;
+  }
+
+#if CONSUMERS == 2
+  take_registers<168>();
+#endif
+  const int warpgroup = warp / 4;
+  float sums[SPECIALIZED(classes * class_sums, 128)];
+  // How outputs are stored: rows of 64 blocks through shared memory, pairs of neighbours along w, pairs of channels, or one by one.
+  const bool in_runs = row_blocks == 64 && output.stride[4] == 1;
+  const bool even_rows = stride_w == 2 && rows_aligned(output, 4, 2) && problem.output_size[2] % 2 == 0,
+             even_channels = set_outputs % 2 == 0 && rows_aligned(output, 1, 2);
+  CONSTANT bool in_pairs = stride_w == 2;
+  CONSTANT int run_pitch = 64 * stride_w + VECTOR;
+  scalar_t* const own_runs =
+      reinterpret_cast<scalar_t*>(shared + HEADER + weight_bytes + stages * stage_bytes + warpgroup * runs * run_bytes);
+  int turn = 0;
+  const unsigned stage_k = static_cast<unsigned>(positions),
+                 row_step = static_cast<unsigned>(row_blocks == 64 ? 8 : window_w) * 16;
+  const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * window_h * window_w);
+  const unsigned first_weight = wgmma_operand(weight_base, static_cast<unsigned>(columns) * 16);
+
+  for (int i = 0, set = -1; i < count; ++i, advance(unit, step, problem.batch, tiles_d, tiles_h, tiles_w)) {
+    if (unit.set != set) {
+      if (set >= 0 && lane == 0) mbarrier_arrive(weights_empty);
+      set = unit.set;
+      mbarrier_wait(weights_full, weights_parity);
+      weights_parity ^= 1u;
+    }
+    const int first_channel = unit.set % channel_tiles * columns, group_channel = unit.set / channel_tiles * set_outputs;
+    // Of each eight channels a lane has two.
+    int quad = computed_anew(lane) % 4;
+    const auto bias_of = [&](int eight, int c) {
+      const int channel = first_channel + eight * 8 + quad * 2 + c;
+      return bias != nullptr && channel < set_outputs ? to_accum(bias[group_channel + channel]) : 0.0f;
+    };
+    FOR_EACH(columns / 8)([&](auto eight) {
+      const float added[2] = {bias_of(NUMBER(eight), 0), bias_of(NUMBER(eight), 1)};
+#pragma unroll
+      for (int s = 0; s < classes; ++s) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[s * class_sums + NUMBER(eight) * 4 + e] = added[e % 2];
+      }
+    });
+    unsigned release = 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk, next_slot()) {
+      mbarrier_wait(full + static_cast<unsigned>(slot) * 8, parity);
+      const unsigned a_chunk = first_stage + static_cast<unsigned>(slot * stage_bytes >> 4);
+      const unsigned b_chunk =
+          first_weight + static_cast<unsigned>(chunk * TAPS_D.count * TAPS_H.count * TAPS_W.count * cells * columns);
+      wgmma_fence();
+      FOR_EACH(TAPS_D.count)([&](auto td) {
+        FOR_EACH(TAPS_H.count)([&](auto th) {
+          FOR_EACH(TAPS_W.count)([&](auto tw) {
+            CONSTANT int rank_d = TAPS_D.rank[TAPS_D.place[NUMBER(td)]], rank_h = TAPS_H.rank[TAPS_H.place[NUMBER(th)]],
+                         rank_w = TAPS_W.rank[TAPS_W.place[NUMBER(tw)]];
+            CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
+            CONSTANT int tap = (NUMBER(td) * TAPS_H.count + NUMBER(th)) * TAPS_W.count + NUMBER(tw);
+            CONSTANT int ahead_d = TAPS_D.ahead[NUMBER(td)], ahead_h = TAPS_H.ahead[NUMBER(th)],
+                         ahead_w = TAPS_W.ahead[NUMBER(tw)];
+            CONSTANT int place = ((ahead_d - lowest_d) * window_h + ahead_h - lowest_h) * window_w + ahead_w - lowest_w;
+            const unsigned a = a_chunk + static_cast<unsigned>(place);
+            const unsigned b = b_chunk + static_cast<unsigned>(tap * cells * columns);
+#pragma unroll
+            for (int k = 0; k < cells; k += 2) {
+              wgmma_rows(&sums[first], a + static_cast<unsigned>(k) * stage_k, row_step, b + static_cast<unsigned>(k * columns),
+                         1u, columns);
+            }
+          });
+        });
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (NUMBER(td) == 0 && release != 0 && lane == 0) mbarrier_arrive(release);
+      });
+      release = empty + static_cast<unsigned>(slot) * 8;
+    }
+    wgmma_wait<0>();
+    if (lane == 0) mbarrier_arrive(release);
+
+    // Rows lane / 4 and lane / 4 + 8 of a warp's 16: of a row of blocks, or of two neighbouring rows of 8.
+    const int block_d = unit.d * CONSUMERS + warpgroup, block_h = unit.h * patch_h, block_w = unit.w * row_blocks;
+    FOR_EACH(stride_d)([&](auto ed) {
+      FOR_EACH(stride_h)([&](auto eh) {
+        forget_memory();
+        const int thread_now = computed_anew(thread) % 128, row = thread_now / 32 * 16 + thread_now % 32 / 4;
+        quad = thread_now % 4;
+        // The output of a place `ew` of w: with no taps, the bias.
+        const auto sum_of = [&](auto ew, int eight, int half, int c) {
+          CONSTANT int rank_d = TAPS_D.rank[NUMBER(ed)], rank_h = TAPS_H.rank[NUMBER(eh)], rank_w = TAPS_W.rank[NUMBER(ew)];
+          CONSTANT bool reached = rank_d >= 0 && rank_h >= 0 && rank_w >= 0;
+          CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
+          return reached ? sums[reached ? first + eight * 4 + half * 2 + c : 0] : bias_of(eight, c);
+        };
+        const auto pair_of = [&](int eight, int half, int c) {
+          float sums_of_pair[2];
+          FOR_EACH(2)([&](auto ew) { sums_of_pair[NUMBER(ew)] = sum_of(ew, eight, half, c); });
+          return rounded_pair(sums_of_pair[0], sums_of_pair[1]);
+        };
+        const int d = block_d * stride_d + NUMBER(ed);
+        if (in_runs) {
+          const int h = block_h * stride_h + NUMBER(eh), w = block_w * stride_w;
+          const index_t origin = unit.n * output.stride[0] + (group_channel + first_channel) * output.stride[1] +
+                                 d * output.stride[2] + h * output.stride[3] + w * output.stride[4];
+          scalar_t* const run = own_runs + turn * (run_bytes / static_cast<int>(sizeof(scalar_t)));
+          if (++turn == runs) turn = 0;
+          if (runs == 1) sync_warpgroup(warpgroup);  // what it held has been stored; of two runs, a barrier ago
+          // A column's elements begin at the place in 16 bytes that they have in the output; pairs of them at an even one, perhaps one
+          // behind. Columns that are VECTOR apart begin at the same place.
+          const unsigned first_element =
+              static_cast<unsigned>(reinterpret_cast<unsigned long long>(output.data) / sizeof(scalar_t)) +
+              static_cast<unsigned>(origin);
+          const auto shift_of = [&](unsigned column) {
+            return (first_element + column * static_cast<unsigned>(output.stride[1])) % VECTOR;
+          };
+          const auto begin_of = [&](unsigned column, unsigned shift) {
+            return column * run_pitch + (in_pairs ? shift + shift % 2 : shift);
+          };
+#pragma unroll
+          for (unsigned c = 0; c < 2; ++c) {
+            const unsigned first = static_cast<unsigned>(quad) * 2 + c;
+            scalar_t* const begin = run + begin_of(first, shift_of(first)) + row * stride_w;
+#pragma unroll
+            for (int eight = 0; eight < columns / 8; ++eight) {
+#pragma unroll
+              for (int half = 0; half < 2; ++half) {
+                scalar_t* const place = begin + eight * 8 * run_pitch + half * 8 * stride_w;
+                if (in_pairs) {
+                  *reinterpret_cast<Elements<2>*>(place) = pair_of(eight, half, static_cast<int>(c));
+                } else {
+                  FOR_EACH(stride_w)(
+                      [&](auto ew) { place[NUMBER(ew)] = to_scalar(sum_of(ew, eight, half, static_cast<int>(c))); });
+                }
+              }
+            }
+          }
+          sync_warpgroup(warpgroup);
+          if (d >= problem.output_size[0] || h >= problem.output_size[1]) return;
+          // So many threads for a column and every other that begins at the same place: each stores 16 bytes, and perhaps an element before
+          // or behind all of these.
+          CONSTANT unsigned row_cells = 64 * stride_w / VECTOR, threads = in_pairs ? row_cells : 16;
+          CONSTANT int apart = 128 / static_cast<int>(threads);
+          const unsigned length = static_cast<unsigned>(min(row_blocks * stride_w, problem.output_size[2] - w));
+          const unsigned cell = static_cast<unsigned>(thread_now) % threads,
+                         column = static_cast<unsigned>(thread_now) / threads;
+          const unsigned shift = shift_of(column), head = min((0u - shift) % VECTOR, length), whole = (length - head) / VECTOR;
+          const unsigned edge = cell < VECTOR ? cell : head + (whole - 1) * VECTOR + cell;
+          const bool has_edge = edge < (cell < VECTOR ? head : length);
+          const scalar_t* const from_edge = has_edge ? run + begin_of(column, shift) + edge : run;
+          const Cell* const from_cell = reinterpret_cast<const Cell*>(run + column * run_pitch + (shift == 0 ? 0u : VECTOR));
+          scalar_t* to_edge = output.data + origin + (column * output.stride[1] + edge);
+          scalar_t* to_cell = output.data + origin + (column * output.stride[1] + (head + cell * VECTOR));
+          const index_t ahead = apart * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+          const int left = set_outputs - first_channel - static_cast<int>(column);
+#pragma unroll
+          for (int at = 0; at < columns; at += apart) {
+            if (has_edge && at < left) *to_edge = from_edge[at * run_pitch];
+#pragma unroll
+            for (unsigned more = 0; more < row_cells; more += threads) {
+              Cell kept = from_cell[at * run_pitch / VECTOR + min(cell + more, row_cells - 1)];
+              if (in_pairs) kept = moved_cell(kept, shift % 2 != 0);
+              if (cell + more < whole && at < left) store_in_order(to_cell + more * VECTOR, kept);
+            }
+            to_edge = advanced(to_edge, ahead), to_cell = advanced(to_cell, ahead);
+          }
+          return;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int m = row + half * 8, h = (block_h + m / row_blocks) * stride_h + NUMBER(eh),
+                    w = (block_w + m % row_blocks) * stride_w;
+          const bool live = d < problem.output_size[0] && h < problem.output_size[1];
+          scalar_t* target = output.at(unit.n, group_channel + first_channel + quad * 2, d, h, w);
+#pragma unroll
+          for (int eight = 0; eight < columns / 8; ++eight, target += 8 * output.stride[1]) {
+            const int left = set_outputs - first_channel - eight * 8 - quad * 2;
+            if (even_channels) {
+              FOR_EACH(stride_w)([&](auto ew) {
+                const Elements<2> pair = rounded_pair(sum_of(ew, eight, half, 0), sum_of(ew, eight, half, 1));
+                if (live && w + NUMBER(ew) < problem.output_size[2] && left > 0) {
+                  *reinterpret_cast<Elements<2>*>(target + NUMBER(ew) * output.stride[4]) = pair;
+                }
+              });
+              continue;
+            }
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              scalar_t* const place = target + c * output.stride[1];
+              if (even_rows) {
+                const Elements<2> pair = pair_of(eight, half, c);
+                if (live && w < problem.output_size[2] && left > c) *reinterpret_cast<Elements<2>*>(place) = pair;
+                continue;
+              }
+              FOR_EACH(stride_w)([&](auto ew) {
+                const scalar_t sum = to_scalar(sum_of(ew, eight, half, c));
+                if (live && w + NUMBER(ew) < problem.output_size[2] && left > c) place[NUMBER(ew) * output.stride[4]] = sum;
+              });
+            }
+          }
+        }
+      });
+    });
+  }
+}
