@@ -336,10 +336,10 @@ __device__ __forceinline__ Cell moved_cell(const Cell& cell, bool behind) {
   return moved;
 }
 
-// The compiler keeps the order of these stores and those around them.
+// Evicted first, as it is written once; and the compiler keeps the order of these stores and those around them.
 __device__ __forceinline__ void store_in_order(scalar_t* target, const Cell& cell) {
 #if defined(__CUDACC__)
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(cell.words[0]),
+  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(cell.words[0]),
                "r"(cell.words[1]), "r"(cell.words[2]), "r"(cell.words[3])
                : "memory");
 #else
