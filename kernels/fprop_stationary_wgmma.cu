@@ -30,13 +30,14 @@ merged = "gcd(groups, max(1, COLUMNS // out_channels_per_group))"
 group_sets = "groups // merged"
 set_inputs = "merged * in_channels_per_group"
 set_outputs = "merged * out_channels_per_group"
-# Residue classes that taps reach, and the output channels of a tile, in eights: a thread has the sums of all these classes.
+# Residue classes that taps reach, and the output channels of a tile, in eights: a thread has the sums of all these classes, and shared
+# memory the weights, beside two stages of the input.
 classes_d = "min(kernel_d, stride_d // gcd(stride_d, dilation_d))"
 classes_h = "min(kernel_h, stride_h // gcd(stride_h, dilation_h))"
 classes_w = "min(kernel_w, stride_w // gcd(stride_w, dilation_w))"
 classes = "classes_d * classes_h * classes_w"
 out_tiles = "ceil_div(set_outputs, 8)"
-channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS // 8, 32 // classes)))"
+channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS // 8, 32 // classes, (231424 - 2 * stage_bytes) // (tap_bytes + CONSUMERS * eight_runs))))"
 tile8 = "ceil_div(out_tiles, channel_tiles)"
 sets = "group_sets * channel_tiles"
 # Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
@@ -64,10 +65,12 @@ window_h = "patch_h + ceil_div(padding_h, stride_h) - lowest_h"
 window_w = "patch_w + ceil_div(padding_w, stride_w) - lowest_w"
 positions = "window_d * window_h * window_w // 2 * 2 + 1"
 
-weight_bytes = "kernel_d * kernel_h * kernel_w * chunks * chunk_cells * tile8 * 128"
+tap_bytes = "kernel_d * kernel_h * kernel_w * chunks * chunk_cells * 128"
+weight_bytes = "tap_bytes * tile8"
 stage_bytes = "16 * chunk_cells * positions"
 # Outputs on their way: 64 blocks of a row of each channel, and room to begin anywhere in 16 bytes.
-run_bytes = "(64 * stride_w * itemsize + 16) * tile8 * 8 if patch_w == 64 else 0"
+eight_runs = "(64 * stride_w * itemsize + 16) * 8 if patch_w == 64 else 0"
+run_bytes = "eight_runs * tile8"
 runs = "2 if 1024 + weight_bytes + 2 * stage_bytes + 2 * CONSUMERS * run_bytes <= 232448 else 1"
 memory = "231424 - weight_bytes - CONSUMERS * runs * run_bytes"
 stages = "min(4, memory // stage_bytes)"

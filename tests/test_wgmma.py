@@ -431,7 +431,7 @@ def test_blocks(tunables: dict[str, int], dtype: str) -> None:
                 outcome = verify(HostBackend(), kernel, problem, dtype, "exact", seed)
                 assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
                 done += 1
-    assert done >= 3 * (len(BLOCKS) - 2), "tf32 has no room for the weights of 70 channels"
+    assert done >= 3 * (len(BLOCKS) - 1), "one stage of 128 blocks along w and 8 cells may be too large"
 
 
 def test_how_blocks_are_shared_out() -> None:
@@ -442,6 +442,7 @@ def test_how_blocks_are_shared_out() -> None:
         ("n4_c32to32_i32x64x128_k3_s2_p1_g2", "tf32", 2, 1, 64, 2, 132),
         ("n1_c64to64_i12x16x32_k3_s2_p1_op1", "bf16", 1, 2, 8, 4, 96),  # 2 tiles of channels, 6 x 2 x 4 of blocks
         ("n1_c16to16_i12x16x32_k3_s2_p1_op1_g2", "bf16", 2, 1, 8, 4, 48),
+        ("n1_c64to32_i24x32x64_k3_s2_p1_op1", "tf32", 1, 2, 64, 3, 132),  # half the columns fit
     ):
         launch = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches[-1]
         n = launch.scalars
