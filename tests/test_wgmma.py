@@ -451,7 +451,7 @@ def test_how_blocks_are_shared_out() -> None:
     assert "tables for strides" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s9x1x1"), "bf16") or "")
     assert "no registers" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k4_s4"), "bf16") or "")
     assert "too many to be written out" in (kernel.why_not(Problem.parse("n1_c32to8_i8_k7"), "bf16") or "")
-    assert "pass the shared memory" in (kernel.why_not(Problem.parse("n1_c128to32_i8_k3_s2"), "bf16") or "")
+    assert "pass the shared memory" in (kernel.why_not(Problem.parse("n1_c512to32_i8_k3_s2"), "bf16") or "")
     assert "not for sm_80" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "bf16", "sm_80") or "")
 
 
