@@ -256,10 +256,10 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
         return None
     if name == "fprop_stationary_wgmma":
         least, most = NARROW_CHANNELS
-        both = (problem.in_channels // problem.groups, problem.out_channels // problem.groups)
+        both = (problem.in_channels, problem.out_channels)
         strided = problem.stride == (2, 2, 2) and problem.dilation == (1, 1, 1)
-        if question.layout == "channels_last" or not strided or min(both) < least or max(both) > most:
-            return f"is the quicker in NCDHW where the stride is 2 and a group has {least} to {most} channels, so others come first"
+        if question.layout == "channels_last" or not strided or problem.groups > 1 or min(both) < least or max(both) > most:
+            return f"is the quicker in NCDHW where the stride is 2 and {least} to {most} channels are in one group, so others come first"
         return None
     if name == "fprop_implicit_gemm_wgmma":
         channels = min(problem.in_channels, problem.out_channels) // problem.groups

@@ -155,6 +155,7 @@ def test_strided_layers_of_many_channels_have_an_order_of_their_own() -> None:
         (replace(strided, in_channels=64), "bf16", "channels_last", class_by_class),
         (replace(strided, in_channels=64, kernel_size=(7, 7, 7)), "bf16", "ncdhw", class_by_class),
         (replace(strided, in_channels=32, out_channels=8), "bf16", "ncdhw", rolling),
+        (replace(strided, in_channels=64, groups=2), "bf16", "ncdhw", rolling),
     ):
         found = choose(on("sm_90a"), "fprop", problem, precision, layout)
         assert found.kernel is expected, f"{problem} {precision} {layout}"
