@@ -239,6 +239,7 @@ class Kernel:
         if reason := self.why_not(problem, dtype, arch):
             raise KernelError(reason)
 
+    @lru_cache(maxsize=256)  # noqa: B019, a kernel is hashed by identity and small: a run asks for its plan several times
     def plan(self, problem: Problem, dtype: str, multiprocessors: int = HOST_MULTIPROCESSORS) -> Plan:
         """Return the launches for one problem with grids, blocks and scalar arguments filled in.
 
@@ -272,7 +273,7 @@ class Kernel:
         workspace = {name: int(evaluate(size, names)) for name, size in self.workspace.items()}
         return Plan(tuple(launches), workspace, tuple((name, int(names[name])) for name in self.specialize))
 
-    @lru_cache(maxsize=256)  # noqa: B019, a kernel is hashed by identity and small: a run asks for its names several times
+    @lru_cache(maxsize=256)  # noqa: B019, as `plan`
     def _names(self, problem: Problem, dtype: str, multiprocessors: int) -> dict[str, Any]:
         known = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors)}
         names = _Names(known, {**self.specialize, **self.constants})

@@ -6,6 +6,7 @@ architectures = ["sm_90a"]
 [search]
 COLUMNS = [16, 32, 64, 128]
 CHUNK_CELLS = [2, 4, 8]
+MERGE_GROUPS = [0, 1]
 
 [specialize]
 WGMMA_TILES = "tile8"
@@ -25,8 +26,8 @@ DILATION_H = "dilation_h"
 DILATION_W = "dilation_w"
 
 [constants]
-# Small groups are put together as one of more channels, whose weights from group to group are zero.
-merged = "gcd(groups, max(1, COLUMNS // out_channels_per_group))"
+# Small groups may be put together as one of more channels, whose weights from group to group are zero.
+merged = "gcd(groups, max(1, COLUMNS // out_channels_per_group)) if MERGE_GROUPS else 1"
 group_sets = "groups // merged"
 set_inputs = "merged * in_channels_per_group"
 set_outputs = "merged * out_channels_per_group"
@@ -104,7 +105,8 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 // lies at the same offset from every block, in shared memory another start address. Taps are written out one by one, as a binary's constants.
 //
 // The weights of a tile of channels are loaded once and stay, and the input streams through: as many warpgroups load as multiply, and turn
-// channels into cells of 16 bytes. Small groups are put together as one, whose weights from group to group are zero.
+// channels into cells of 16 bytes. Small groups may be put together as one, whose weights from group to group are zero: then a NaN in one reaches
+// the others.
 //
 // In NCDHW a row of 64 blocks is put together in shared memory for each channel, at the place in 16 bytes that it has in the output, and
 // stored 16 bytes a thread whatever it begins at. Its ends share 32 bytes with neighbours: such a piece must be made whole soon, or the cache
@@ -121,6 +123,10 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #endif
 #ifndef CHUNK_CELLS
 #define CHUNK_CELLS 4
+#endif
+// Whether groups are put together up to so many output channels.
+#ifndef MERGE_GROUPS
+#define MERGE_GROUPS 0
 #endif
 // Warpgroups that multiply, and as many that load.
 #ifndef CONSUMERS

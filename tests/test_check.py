@@ -102,18 +102,18 @@ def test_plain_cuda_file_passes(plain_file: Path, sanitize: str | None) -> None:
 
 @pytest.mark.alone
 def test_tiny_examples_are_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 random examples of a naive kernel in under 2 s, compile included; best of up to five, for other load on the machine."""
-    elapsed = []
+    """300 examples of a naive kernel a second on one worker, compile included; best of up to five, for other load on the machine."""
+    rates = []
     for attempt in range(5):
         monkeypatch.setenv("CONVT3D_CACHE", str(tmp_path / str(attempt)))
         start = time.perf_counter()
         report = check("fprop_gather", backend="host", examples=100, dtypes=["fp32"])
-        elapsed.append(time.perf_counter() - start)
+        rates.append(report.examples / (time.perf_counter() - start))
         assert report.passed
         assert list((tmp_path / str(attempt)).rglob("*.so")), "nothing was compiled"
-        if elapsed[-1] < 2.0:
+        if rates[-1] >= 300:
             break
-    assert min(elapsed) < 2.0
+    assert max(rates) >= 300, rates
 
 
 def test_same_seed_same_report() -> None:

@@ -421,7 +421,10 @@ BLOCKS = (
 
 
 @pytest.mark.parametrize("dtype", kernels()["fprop_stationary_wgmma"].dtypes)
-@pytest.mark.parametrize("tunables", [{}, {"COLUMNS": 16, "CHUNK_CELLS": 2}, {"CONSUMERS": 1, "COLUMNS": 64, "CHUNK_CELLS": 8}])
+@pytest.mark.parametrize(
+    "tunables",
+    [{}, {"COLUMNS": 16, "CHUNK_CELLS": 2, "MERGE_GROUPS": 1}, {"CONSUMERS": 1, "COLUMNS": 64, "CHUNK_CELLS": 8, "MERGE_GROUPS": 1}],
+)
 def test_blocks(tunables: dict[str, int], dtype: str) -> None:
     kernel = kernels()["fprop_stationary_wgmma"].replace_tunables(**tunables)
     done = 0
@@ -436,7 +439,7 @@ def test_blocks(tunables: dict[str, int], dtype: str) -> None:
 
 def test_how_blocks_are_shared_out() -> None:
     """Small groups go together, weights leave room for two stages of a window, rows are whole where that wastes no more."""
-    kernel = kernels()["fprop_stationary_wgmma"]
+    kernel = kernels()["fprop_stationary_wgmma"].replace_tunables(MERGE_GROUPS=1)
     for name, dtype, merged, sets, patch, stages, grid in (
         ("n4_c32to32_i32x64x128_k3_s2_p1_g4", "bf16", 4, 1, 64, 4, 132),
         ("n4_c32to32_i32x64x128_k3_s2_p1_g2", "tf32", 2, 1, 64, 2, 132),
@@ -482,7 +485,7 @@ BLOCK_MISTAKES = {
 @pytest.mark.parametrize("mistake", BLOCK_MISTAKES)
 def test_mistakes_in_blocks_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, problem) for problem in map(Problem.parse, BLOCKS[:6]) for seed in (0, 1)]
-    assert_found(kernels()["fprop_stationary_wgmma"], *BLOCK_MISTAKES[mistake], tried)
+    assert_found(kernels()["fprop_stationary_wgmma"], *BLOCK_MISTAKES[mistake], tried, MERGE_GROUPS=1)
 
 
 @pytest.mark.parametrize("name", ["n1_c16to8_i4x8x16_k3_s2_p1", "n1_c512to8_i4x8x16_k4_s2_p1"])
