@@ -214,8 +214,8 @@ _MODES = {
 }
 # A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
 _HIGH_LIMITS = {"COLUMNS": 256}
-# Tunables that choose among the tiles of a kernel.
-_TILE_TUNABLES = ("TILE", "VOXELS", "ROWS", "LAY_OUT")
+# Tunables that choose among the tiles of a kernel, or what a tile is of.
+_TILE_TUNABLES = ("TILE", "VOXELS", "ROWS", "LAY_OUT", "MERGE_GROUPS")
 # A kernel that declares no tile for a quantity may have one all the same, of a power of two; a thread may have several voxels.
 _UNKNOWN_TILES = {
     "output_voxels": (5, 9, 17, 33, 65, 129, 511, 513),
