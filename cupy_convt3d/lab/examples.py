@@ -154,6 +154,8 @@ _MODES = {
     # channels that lie together: two taps beside as many columns as eight taps have, and columns that are no whole runs of channels
     "n1_c2to32_i1x1x4_k1x1x2_s1x1x2": (1,),
     "n1_c2to40_i1x1x2_k2_s2": (1,),
+    "n1_c1to168_i1x1x2_k1x1x2_s1x1x2": (1,),  # as many as leave the second of two tiles half of its last 32 channels
+    "n1_c2to2_i2_k2x2x3_s2x2x3": (41,),  # planes that lie together in the output, where pairs of channels could
     "n1_c3to12_i1_k1_g3": (1,),  # a vector of channels that lie together, of one tap, in a wider tile
     "n1_c2to11_i1x1x4_k1x1x2_s1x1x2": (0,),  # a last tile of 8 output channels that is not full, where rows have a stride
     # several chunks of channels, read as vectors of voxels and of channels, by all warps of two groups of 128 voxels
