@@ -111,6 +111,24 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 // In NCDHW a row of 64 blocks is put together in shared memory for each channel, at the place in 16 bytes that it has in the output, and
 // stored 16 bytes a thread whatever it begins at. Its ends share 32 bytes with neighbours: such a piece must be made whole soon, or the cache
 // writes it to memory twice. So blocks of threads take neighbouring tiles at the same time, and stores keep the order they are written in.
+
+#ifndef WGMMA_TILES  // set by the problem; these are for a look at the compiler's output, and the headers use one
+#define WGMMA_TILES 4
+#define CELLS 4
+#define PATCH_W 64
+#define KERNEL_D 3
+#define KERNEL_H 3
+#define KERNEL_W 3
+#define STRIDE_D 2
+#define STRIDE_H 2
+#define STRIDE_W 2
+#define PADDING_D 1
+#define PADDING_H 1
+#define PADDING_W 1
+#define DILATION_D 1
+#define DILATION_H 1
+#define DILATION_W 1
+#endif
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/forget_memory.cuh"
@@ -131,24 +149,6 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 // Warpgroups that multiply, and as many that load.
 #ifndef CONSUMERS
 #define CONSUMERS 2
-#endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef WGMMA_TILES
-#define WGMMA_TILES 4
-#define CELLS 4
-#define PATCH_W 64
-#define KERNEL_D 3
-#define KERNEL_H 3
-#define KERNEL_W 3
-#define STRIDE_D 2
-#define STRIDE_H 2
-#define STRIDE_W 2
-#define PADDING_D 1
-#define PADDING_H 1
-#define PADDING_W 1
-#define DILATION_D 1
-#define DILATION_H 1
-#define DILATION_W 1
 #endif
 
 constexpr int HEADER = 1024;                   // bytes in shared memory: barriers
