@@ -90,6 +90,7 @@ class PlannedLaunch:
     block: tuple[int, int, int]
     shared_bytes: int
     packs: str | None = None
+    beside_packing: bool = False  # it may begin while the launch before it, which packs, still runs
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,11 @@ class Kernel:
         """Whether some launch has as many blocks as the GPU has multiprocessors, each with a share of all the work."""
         return any("multiprocessors" in str(size) for launch in self.launches for size in launch.grid)
 
+    @property
+    def waits_for_packing(self) -> bool:
+        """Whether what reads a packed weight waits for it, so that it may begin before it is packed."""
+        return '"convt3d/beside_packing.cuh"' in self.source
+
     def takes_strides(self, tensor: str) -> bool:
         """Whether a tensor is passed as a `View`, so that it need not be contiguous."""
         kinds = [p.kind for launch in self.launches for p in launch.parameters if p.name == tensor]
@@ -249,7 +255,7 @@ class Kernel:
             KernelError: a launch would pass a limit of the hardware or of an argument's type.
         """
         names = self._names(problem, dtype, multiprocessors)
-        launches = []
+        launches: list[PlannedLaunch] = []
         for launch in self.launches:
             if launch.when is not None and not evaluate(launch.when, names):
                 continue
@@ -268,6 +274,7 @@ class Kernel:
                     block,
                     int(evaluate(launch.shared_bytes, names)),
                     launch.packs,
+                    self.waits_for_packing and bool(launches) and launches[-1].packs is not None and launch.packs is None,
                 )
             )
         workspace = {name: int(evaluate(size, names)) for name, size in self.workspace.items()}

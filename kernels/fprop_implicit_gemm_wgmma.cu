@@ -87,16 +87,16 @@ packed_weight = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunk
 input_cells = "LAY_OUT * batch * input_voxels * groups * chunks * chunk_cells * 4"
 
 [[launch]]
-symbol = "convt3d_pack_implicit_gemm_weight"
-packs = "packed_weight"
-grid = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunks"
-block = 128
-
-[[launch]]
 symbol = "convt3d_lay_out_channels"
 when = "LAY_OUT"
 grid = "ceil_div(batch * input_voxels, 32) * groups * chunks"
 block = "32 * chunk_cells"
+
+[[launch]]
+symbol = "convt3d_pack_implicit_gemm_weight"
+packs = "packed_weight"
+grid = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunks"
+block = 128
 
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_wgmma"
@@ -125,6 +125,7 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 // until those of the second are there.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
+#include "convt3d/beside_packing.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/wgmma_rows.cuh"
@@ -221,6 +222,7 @@ extern "C" __global__ void convt3d_pack_implicit_gemm_weight(const Problem probl
                                                              accum_t* __restrict__ packed_weight, const int channel_tiles,
                                                              const int tile8, const int chunks, const int chunk_cells,
                                                              const int period_d, const int period_h, const int period_w) {
+  let_next_begin();
   const int taps = problem.kernel_size[0] * problem.kernel_size[1] * problem.kernel_size[2],
             block = static_cast<int>(blockIdx.x);
   const int tile = block / (taps * chunks) % channel_tiles, group = block / (taps * chunks) / channel_tiles;
@@ -535,6 +537,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       }
     } else {
       const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2];
+      if (lane == 0) wait_for_packing();
       for (int i = 0; i < count; ++i, next_unit()) {
         if (lane != 0) continue;
         // The classes of w of a unit lie one behind another.

@@ -63,6 +63,7 @@ shared_bytes = "shared_bytes"
 // needs no barrier and no shuffle.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
+#include "convt3d/beside_packing.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/wgmma_registers.cuh"
@@ -116,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(128)
     convt3d_pack_channels_last_weight(const Problem problem, const View<const scalar_t> weight,
                                       accum_t* __restrict__ packed_weight, const int columns, const int column_tiles,
                                       const int chunks, const int tile_columns, const int pack_blocks) {
+  let_next_begin();
   // blockIdx.x = (group * cells + cell) * pack_blocks + which 128 columns, of all tiles
   const int cells = chunks * 8, block = static_cast<int>(blockIdx.x);
   const int cell = block / pack_blocks % cells, group = block / pack_blocks / cells;
@@ -236,6 +238,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
                                static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
     for (int c = 0; c < chunks; ++c) mbarrier_init(barriers + static_cast<unsigned>(c) * 8, 1);
     mbarrier_fence_init();
+    wait_for_packing();
     for (int c = 0; c < chunks; ++c) {
       const unsigned barrier = barriers + static_cast<unsigned>(c) * 8;
       mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes));

@@ -66,6 +66,7 @@ shared_bytes = "shared_bytes"
 // and there are 8 taps, a lane has all channels of its taps.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
+#include "convt3d/beside_packing.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
@@ -124,6 +125,7 @@ __device__ inline void round_cell(const T (&values)[VECTOR], Cell& cell) {
 extern "C" __global__ void __launch_bounds__(128)
     convt3d_pack_patch_weight(const Problem problem, const View<const scalar_t> weight, accum_t* __restrict__ packed_weight,
                               const int columns, const int column_tiles, const int chunks, const int tile_columns) {
+  let_next_begin();
   // blockIdx.x = ((group * column_tiles + column tile) * chunks + chunk) * 8 + cell
   const int cells = chunks * 8, block = static_cast<int>(blockIdx.x);
   const int ci = block % cells * VECTOR, tile = block / cells % column_tiles, group = block / cells / column_tiles;
@@ -306,6 +308,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   }
   __syncthreads();
   if (thread == 0) {
+    wait_for_packing();
     const char* const packed = reinterpret_cast<const char*>(packed_weight) +
                                static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
     for (int c = 0; c < chunks; ++c) {

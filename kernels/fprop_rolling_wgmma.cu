@@ -118,15 +118,15 @@ packed_weight = "groups * channel_tiles * kernel_h * row_taps * chunks * tap_byt
 input_cells = "cells_launch * groups * chunks * parts * chunk_cells * input_d * span * 4"
 
 [[launch]]
-symbol = "convt3d_pack_rolling_weight"
-packs = "packed_weight"
-grid = "groups * channel_tiles * kernel_h * row_taps * chunks"
-block = 256
-
-[[launch]]
 symbol = "convt3d_lay_out_cells"
 when = "cells_launch"
 grid = "input_d * groups * chunks * ceil_div(span, 256) if batch > 0 else 0"
+block = 256
+
+[[launch]]
+symbol = "convt3d_pack_rolling_weight"
+packs = "packed_weight"
+grid = "groups * channel_tiles * kernel_h * row_taps * chunks"
 block = 256
 
 [[launch]]
@@ -156,6 +156,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 // shared memory they are copied once, until the block turns to another tile.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
+#include "convt3d/beside_packing.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
@@ -287,6 +288,7 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
                                                        accum_t* __restrict__ packed_weight, const int channel_tiles,
                                                        const int chunks, const int slots, const int merged_w,
                                                        const int slot_tiles, const int chunk_cells) {
+  let_next_begin();
   const int kernel_h = problem.kernel_size[1], taps = problem.kernel_size[2] / merged_w;  // of w, in slabs of their own
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int slabs = kernel_h * taps * chunks;
@@ -802,6 +804,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       }
     } else if (loader < loaders + 64 && lane == 0) {
+      wait_for_packing();
       Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
       int held = -1;
       while (walk.next(segment)) {

@@ -131,6 +131,7 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #endif
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
+#include "convt3d/beside_packing.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/wgmma_rows.cuh"
@@ -235,6 +236,7 @@ extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem,
                                                           accum_t* __restrict__ packed_weight, const int set_inputs,
                                                           const int set_outputs, const int channel_tiles, const int tile8,
                                                           const int chunks, const int chunk_cells) {
+  let_next_begin();
   const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2],
             taps = problem.kernel_size[0] * kernel_h * kernel_w;
   const int block = static_cast<int>(blockIdx.x), tap = block % taps, chunk = block / taps % chunks,
@@ -417,6 +419,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
     give_registers<88>();
 #endif
     const int me = warp - CONSUMERS * 4, warps = CONSUMERS * 4;
+    if (me == 0 && lane == 0) wait_for_packing();
     const int size_d = problem.input_size[0], size_h = problem.input_size[1], size_w = problem.input_size[2];
     const bool whole_cells = takes_whole_cells(problem, input) && set_inputs % VECTOR == 0;
     // Cells of a position that a thread has on their way: 32 channels.

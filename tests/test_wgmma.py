@@ -192,6 +192,22 @@ def test_a_block_that_ends_before_its_copies_have_landed(name: str, right: str, 
         verify(HostBackend(), trial, Problem.parse(problem), "tf32", "exact", 0)
 
 
+@pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if kernel.waits_for_packing])
+def test_who_does_not_wait_for_the_packing_is_found(name: str) -> None:
+    """A launch that may begin beside the one that packs has to wait for it; nobody else is launched so."""
+    kernel, dtype = kernels()[name], kernels()[name].dtypes[0]
+    problem = Problem.parse("n4_c16to8_i4x16x16_k2_s2_g2_bias")
+    launches = kernel.plan(problem, dtype).launches
+    assert [launch.beside_packing for launch in launches] == [False] * (len(launches) - 1) + [True]
+    assert verify(HostBackend(), kernel, problem, dtype, "exact", 0).ok
+    trial = Kernel.from_source(kernel.source.replace("wait_for_packing();", ";"), "mistaken")
+    with pytest.raises(LaunchError, match="has not waited for the launch that packs"):
+        verify(HostBackend(), trial, problem, dtype, "exact", 0)
+    trial = Kernel.from_source(kernel.source.replace("wait_for_packing();", "if (blockIdx.x != 0) wait_for_packing();"), "mistaken")
+    assert launches[-1].grid[0] > 1
+    assert not verify(HostBackend(), trial, problem, dtype, "exact", 0).ok
+
+
 @pytest.mark.parametrize("mistake", PATCH_MISTAKES)
 def test_mistakes_in_patches_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     assert_found(kernels()["fprop_patch_wgmma"], *PATCH_MISTAKES[mistake], enumerate(map(Problem.parse, PATCHES)))

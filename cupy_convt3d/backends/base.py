@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,12 +87,34 @@ class Arguments:
         return ctypes.c_void_p(tensor.pointer if tensor else None)
 
 
+class Packed(NamedTuple):
+    """A workspace that a launch packs: where it is, and its bytes."""
+
+    address: int
+    size: int
+
+
+def launch_in_order(
+    module: Module, steps: Iterable[tuple[PlannedLaunch, Arguments]], workspace: Mapping[str, Packed], stream: int, seed: int
+) -> None:
+    """Launch one after another, each beside what packs for it where it waits for that itself."""
+    before: PlannedLaunch | None = None
+    for launch, arguments in steps:
+        packs = before.packs if before is not None and launch.beside_packing else None
+        module.launch(launch, arguments, stream, seed, None if packs is None else workspace[packs])
+        before = launch
+
+
 class Module(ABC):
     """A compiled instance, ready to launch on one device."""
 
     @abstractmethod
-    def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int) -> None:
-        """Launch one function; asynchronous where the backend is."""
+    def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int, beside: Packed | None = None) -> None:
+        """Launch one function; asynchronous where the backend is.
+
+        Args:
+            beside: what the launch right before it in the stream packs, where this one may begin before it is packed.
+        """
 
     @abstractmethod
     def attributes(self, symbol: str) -> dict[str, int]:
@@ -200,9 +222,9 @@ class Prepared:
         with self._lock:  # the arguments are shared; a launch has copied them when it returns
             for name, value in self._addresses:
                 value.value = addresses[name]
-            for launch, arguments in self._launches:
-                if not packed or launch.packs not in packed:
-                    self._module.launch(launch, arguments, stream, seed)
+            steps = [step for step in self._launches if not packed or step[0].packs not in packed]
+            spaces = {name: Packed(addresses[name], size) for name, size in self.workspace.items()}
+            launch_in_order(self._module, steps, spaces, stream, seed)
 
 
 def run(

@@ -10,7 +10,8 @@ from typing import Any
 from ..errors import BackendError, LaunchError
 from ..kernel import PlannedLaunch
 from ..source import Instance
-from .base import Arguments, Backend, Module
+from .base import Arguments, Backend, Module, Packed
+from .dependent import launch_beside
 from .nvrtc import _nvrtc, architecture, compile_cubin, log_attributes
 
 FLUSH_BYTES = 256 << 20  # several times any L2
@@ -49,20 +50,24 @@ class CudaModule(Module):
                 symbol: _DEFAULT_SHARED_LIMIT - function.shared_size_bytes for symbol, function in self._functions.items()
             }
 
-    def launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int = 0) -> None:
+    def launch(
+        self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int = 0, beside: Packed | None = None
+    ) -> None:
         with self._device:
             for attempt in (1, 2):
                 try:
-                    return self._launch(launch, arguments, stream)
+                    return self._launch(launch, arguments, stream, beside is not None)
                 except self._driver.CUDADriverError as error:
                     if attempt == 2 or "INVALID_CONTEXT" not in str(error):
                         raise LaunchError(f"{self._name}: {launch.symbol} grid {launch.grid} block {launch.block}: {error}") from None
                     self._runtime.free(0)  # a thread that has not used this GPU yet has no context: now it has
 
-    def _launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int) -> None:
+    def _launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, beside: bool) -> None:
         if launch.shared_bytes > self._shared_limits[launch.symbol]:
             self._functions[launch.symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
             self._shared_limits[launch.symbol] = launch.shared_bytes
+        if beside and not self._runtime.streamIsCapturing(stream):  # graphs take such launches from CUDA 12.3 on
+            return launch_beside(self._pointers[launch.symbol], launch, stream, arguments.address)
         self._driver.launchKernel(
             self._pointers[launch.symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
         )

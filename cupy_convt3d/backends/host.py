@@ -23,7 +23,7 @@ from .. import cache
 from ..errors import BackendError, CompileError, LaunchError
 from ..kernel import PlannedLaunch
 from ..source import Instance, header_digest, include_directory, numbered
-from .base import Arguments, Backend, Module
+from .base import Arguments, Backend, Module, Packed
 from .host_source import host_unit
 
 # --sanitize NAME: compiler flags, the runtime to preload into Python, and the options that make it stop and say so.
@@ -150,6 +150,9 @@ class HostModule(Module):
         weakref.finalize(self, _release, self._library).atexit = False
         self._launch = self._library.convt3d_launch
         self._launch.argtypes = (ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, *[ctypes.c_uint64] * 3)
+        if instance.kernel.waits_for_packing:
+            self._hold_back = self._library.convt3d_hold_back
+            self._hold_back.argtypes, self._hold_back.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_size_t
         self._numbers = {launch.symbol: number for number, launch in enumerate(instance.kernel.launches)}
         self._sizes = {symbol: self._argument_sizes(number) for symbol, number in self._numbers.items()}
 
@@ -164,6 +167,7 @@ class HostModule(Module):
         arguments: Arguments,
         stream: int = 0,
         seed: int = 0,
+        beside: Packed | None = None,
         first_block: int = 0,
         blocks: int | None = None,
     ) -> None:
@@ -181,9 +185,16 @@ class HostModule(Module):
         grid, block = (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block)
         with _LOCK:
             number, shared = self._numbers[launch.symbol], launch.shared_bytes
+            if beside is not None:  # what is packed is held back until the kernel waits for it
+                packed = ctypes.create_string_buffer(ctypes.string_at(beside.address, beside.size), beside.size)
+                ctypes.memset(beside.address, 0xFF, beside.size)  # NaN in every float type
+                self._hold_back(beside.address, packed, beside.size // 4)
             failed = self._launch(number, grid, block, shared, arguments.address, seed, first_block, count)
+            left = self._hold_back(None, None, 0) if beside is not None else 0
             if failed:
                 raise LaunchError(f"{self._name}: {self._library.convt3d_message().decode(errors='replace')}")
+            if left:
+                raise LaunchError(f"{self._name}: {launch.symbol} has not waited for the launch that packs (wait_for_packing)")
 
     def attributes(self, symbol: str) -> dict[str, int]:
         return {"shared_bytes": self._library.convt3d_static_shared_bytes()}

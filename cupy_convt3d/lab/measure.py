@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import Arguments, Backend, TensorRef
+from ..backends.base import Arguments, Backend, Packed, TensorRef, launch_in_order
 from ..dtypes import DTYPES
 from ..errors import BackendError, KernelError
 from ..kernel import Kernel, Plan
@@ -208,11 +208,11 @@ class Bench:
         Raises:
             KernelError: the kernel cannot do the problem; the text is `Kernel.why_not`'s.
         """
-        packing, rest = self._launches(kernel, problem, dtype, arrays)
+        packing, rest, both = self._launches(kernel, problem, dtype, arrays)
         if packed:
             packing()
             return rest
-        return lambda: (packing(), rest())[0]
+        return both
 
     def packing(self, kernel: Kernel, problem: Problem, dtype: str, arrays: Mapping[str, Any]) -> Callable[[], None]:
         """Return a call that packs the weight and does nothing else."""
@@ -220,21 +220,22 @@ class Bench:
 
     def _launches(
         self, kernel: Kernel, problem: Problem, dtype: str, arrays: Mapping[str, Any]
-    ) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return the call that packs the weight and the one that does the rest; they share the workspaces."""
+    ) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
+        """Return the call that packs the weight, the one that does the rest, and both in one; they share the workspaces."""
         plan = self.plan(kernel, problem, dtype)
         module = self.backend.compile(self.backend.instance(kernel, dtype, plan))
         workspace = {name: self.xp.empty(numel, DTYPES[dtype].accumulate) for name, numel in plan.workspace.items()}
         tensors = {name: _reference(array) for name, array in {**arrays, **workspace}.items()}
         launches = [(step, Arguments(step, problem, tensors)) for step in plan.launches if 0 not in step.grid]
+        spaces = {name: Packed(tensors[name].pointer, array.nbytes) for name, array in workspace.items()}
 
         def call(launches: Sequence[tuple[Any, Arguments]], keep: object = (arrays, workspace)) -> None:  # alive as the call is
-            for step, arguments in launches:
-                module.launch(step, arguments, 0, 0)
+            launch_in_order(module, launches, spaces, 0, 0)
 
         return (
             partial(call, [launch for launch in launches if launch[0].packs]),
             partial(call, [launch for launch in launches if not launch[0].packs]),
+            partial(call, launches),
         )
 
     def milliseconds(self, call: Callable[[], object]) -> list[float]:
