@@ -26,6 +26,7 @@ ROW_SLABS = "row_slabs"
 RESIDENT = "resident"
 FILLED = "filled"
 ROW_STORES = "row_stores"
+COMPOSED = "composed8"
 WHOLE_TILES = "whole_tiles"
 
 [constants]
@@ -43,9 +44,11 @@ parts = "1 + split"
 products = "slots * merged_w"
 out_tiles = "ceil_div(out_channels_per_group, 8)"
 cells_launch = "0 if LAY_OUT == 0 or classes_h == 1 and products * out_tiles <= 24 and 4 * parts * products * classes_w * out_tiles <= 144 else 1"
+# Where taps leave out whole rows or planes, a block fills them too.
+filled = "1 if gcd(stride_d, dilation_d) > 1 or classes_h < stride_h else 0"
 # Rows of an odd length with a stride of 2 are no aligned pairs: they pass through shared memory.
-row_stores = "1 if stride_w == 2 and output_w % 2 == 1 else 0"
-accumulators = "192 if cells_launch and not row_stores else 144"
+odd_rows = "1 if stride_w == 2 and output_w % 2 == 1 else 0"
+accumulators = "192 if cells_launch and not odd_rows and not filled else 144"
 fit_1 = "max(1, min(accumulators // (4 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
 fit_2 = "max(1, min(accumulators // (8 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
 tiles_1 = "fit_1 if out_tiles % fit_1 == 0 else fit_1 - 1 if fit_1 > 1 and out_tiles % (fit_1 - 1) == 0 else fit_1 - 2 if fit_1 > 2 and out_tiles % (fit_1 - 2) == 0 else ceil_div(out_tiles, ceil_div(out_tiles, fit_1))"
@@ -91,8 +94,20 @@ stage_bytes = "16 * chunk_cells * positions * parts"
 raw_length = "positions + 4 * (16 // itemsize) + (8 if itemsize == 2 and positions % 16 == 0 else 0)"
 raw_places = "raw_length + 32 if raws else 0"
 raw_bytes = "16 * chunk_cells * raw_length"
+# Where all rows with taps are of one class of h, the outputs of a tile lie together in each channel of a plane: they are composed in shared
+# memory, in two buffers of `composed8` eights of channels, behind their barriers and zeros, and stored in bulk from 32 bytes on, a `line`.
+line = "32 // itemsize"
+plane_pitch = "line * ceil_div(output_h * output_w + line - 1, line)"
+composed_length = "ceil_div(tile_m, pitch) * stride_h * output_w + 2 * line * (tile_m // (rows * pitch) + 2)"
+composed_pitch = "(16 + 32 * ceil_div(composed_length * itemsize - 16, 32)) // itemsize"
+zeros_bytes = "32 + composed_pitch * itemsize"
+copied_bytes = "2 * stage_bytes + (2 * raw_bytes if not cells_launch and rows * pitch >= positions else 0) + min(3, kernel_h * chunks) * row_taps * tap_bytes"
+fit8 = "min(ceil_div(slot_tiles, 2), max(0, 231424 - 4 * (raw_length + 32) - 2048 * CONSUMERS - copied_bytes - zeros_bytes) // (16 * composed_pitch * itemsize)) if filled and classes_h == 1 else 0"
+composed8 = "ceil_div(slot_tiles, ceil_div(slot_tiles, fit8)) if fit8 > 0 else 0"
+composed_bytes = "zeros_bytes + 16 * composed8 * composed_pitch * itemsize if composed8 else 0"
+row_stores = "1 if odd_rows and composed8 == 0 else 0"
 row_store_bytes = "row_stores * CONSUMERS * 4 * (1152 if itemsize == 4 else 640)"
-shared_limit = "231424 - 4 * (raw_length + 32) - 2048 * CONSUMERS - row_store_bytes"
+shared_limit = "231424 - 4 * (raw_length + 32) - 2048 * CONSUMERS - row_store_bytes - composed_bytes"
 stages = "4 if cells_launch and 4 * stage_bytes + 4 * tap_bytes <= shared_limit else 2"
 raws = "2 if not cells_launch and rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * tap_bytes <= shared_limit else 0"
 slab_memory = "shared_limit - stages * stage_bytes - raws * raw_bytes"
@@ -102,11 +117,10 @@ slab_bytes = "tap_bytes * (row_taps if row_slabs else 1)"
 tile_slabs = "kernel_h * chunks * (1 if row_slabs else row_taps)"
 slabs = "min(58, tile_slabs, slab_memory // slab_bytes)"
 resident = "1 if slabs == tile_slabs else 0"
-rows_at = "1024 + stages * stage_bytes + slabs * slab_bytes + raws * raw_bytes"
+composed_at = "1024 + stages * stage_bytes + slabs * slab_bytes + raws * raw_bytes"
+rows_at = "composed_at + composed_bytes"
 columns = "groups * channel_tiles * m_tiles * chains"
 producers = "1 if cells_launch else PRODUCERS"
-# Where taps leave out whole rows or planes, a block fills all outputs of its positions before it stores its sums.
-filled = "1 if gcd(stride_d, dilation_d) > 1 or classes_h < stride_h else 0"
 
 [restrictions]
 "slots <= 32 and 4 * parts * products * classes_w * thread_tiles * slot_tiles <= accumulators and products * slot_tiles <= 32" = "kernel_d and stride_w ask for more sums than a thread has registers"
@@ -146,6 +160,8 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 // A position's outputs begin at a multiple of the stride, so that two of them may be one aligned store: residues below `phase_w` are those
 // of the next position. Where taps leave out whole rows or planes the warpgroup that stores the sums of a row fills this row, and those
 // without taps that follow it, with the bias first. Rows of an odd length pass through shared memory, so that a warp stores 32 neighbours at once.
+// If there is one class of h only, and rows follow each other in memory, nothing is stored twice: a warp fills a buffer with the bias, the
+// warpgroups put their sums in, and the warp stores each channel's outputs in bulk, a buffer while sums are put into the other.
 //
 // A block stays on its multiprocessor and walks down columns of the output: whole ones first, then its share of the rest. Two
 // warpgroups multiply; the others feed them. One warp copies stretches of input planes in bulk, a chunk of channels at a time; most
@@ -157,6 +173,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
+#include "convt3d/bulk_store.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
@@ -234,6 +251,9 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #ifndef ROW_STORES
 #define ROW_STORES 0
 #endif
+#ifndef COMPOSED
+#define COMPOSED 0
+#endif
 #ifndef WHOLE_TILES
 #define WHOLE_TILES 0
 #endif
@@ -245,6 +265,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #endif
 
 constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
+constexpr int LINE = 2 * VECTOR;               // outputs in the 32 bytes that bulk stores begin on
 
 struct alignas(16) Cell {
   unsigned words[4];
@@ -327,10 +348,16 @@ struct Segment {
   int first, begin, end;  // steps from `first` on fill the slots, those from `begin` on are stored
 };
 
-// Where a row of products goes: its first w, and its offset in the output at channel 0 of the tile and plane 0.
+// Where a row of products goes: its first w, its offset in the output at channel 0 of the tile and plane 0, and where composed
+// outputs have it.
 struct alignas(16) RowPlace {
   index_t offset;
-  int w;
+  int w, composed;
+};
+
+// An output of a plane: `at` = h * width + w of volume n.
+struct Mark {
+  int n, at;
 };
 
 // Where a column lies.
@@ -600,6 +627,50 @@ __device__ __forceinline__ void store_shared_pair(Half* shared, Half a, Half b) 
   *reinterpret_cast<unsigned*>(shared) = a.bits | static_cast<unsigned>(b.bits) << 16;
 }
 
+// Store `count` outputs from where they lie the same in 16 bytes: one of two lanes all whole 32 bytes, in bulk, and what comes before
+// them, the other what comes behind.
+__device__ __forceinline__ void store_in_bulk(scalar_t* target, const scalar_t* source, int count, bool is_first) {
+  const int before = static_cast<int>(0 - reinterpret_cast<unsigned long long>(target) / sizeof(scalar_t)) & (LINE - 1);
+  const int head = min(before, count), tail = (count - head) & (LINE - 1), between = count - head - tail;
+  if (is_first && between > 0) {
+    bulk_store(target + head, shared_address(source + head), static_cast<unsigned>(between) * sizeof(scalar_t));
+  }
+  if (before > count) {  // the middle of 32 bytes
+    for (int e = 0; is_first && e < count; ++e) target[e] = source[e];
+    return;
+  }
+  // Pieces of 1, 2, 4 (and 8) outputs, the largest beside the 32 bytes.
+  const int left = is_first ? head : tail;
+  const auto store_piece = [&](auto piece) {
+    constexpr int size = sizeof(piece) / sizeof(scalar_t);
+    if ((left & size) == 0) return;
+    const int at = is_first ? left & (size - 1) : count - (left & (2 * size - 1));
+    *reinterpret_cast<decltype(piece)*>(target + at) = *reinterpret_cast<const decltype(piece)*>(source + at);
+  };
+  if (sizeof(scalar_t) == 2) store_piece(scalar_t());
+  store_piece(0u);
+  store_piece(uint2());
+  store_piece(uint4());
+}
+
+// A warp fills `count` elements, whole 16 bytes, with one value.
+__device__ __forceinline__ void fill_shared(scalar_t* shared, int count, scalar_t value, int lane) {
+  Cell cell;
+  scalar_t values[VECTOR];
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) values[v] = value;
+  memcpy(&cell, values, 16);
+  Cell* const cells = reinterpret_cast<Cell*>(shared) + lane;
+  const int left = count / VECTOR - lane;
+#pragma unroll 1
+  for (int first = 0; first < left; first += 256) {
+#pragma unroll
+    for (int i = 0; i < 256; i += 32) {
+      if (first + i < left) cells[first + i] = cell;
+    }
+  }
+}
+
 // ---- the product of a block ----
 
 extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1) convt3d_fprop_rolling_wgmma(
@@ -612,7 +683,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     const int span, const int offset_h, const int offset_w, const int chains, const int first_step, const int steps,
     const int columns, const int classes_h, const int channel_tiles, const int chunks, const int producers, const int stages,
     const int slabs, const int raws, const int tap_bytes, const int tile_slabs, const int slab_bytes, const int stage_bytes,
-    const int raw_length, const int rows_at, const int row_stores) {
+    const int raw_length, const int rows_at, const int row_stores, const int composed8, const int composed_at,
+    const int composed_pitch, const int plane_pitch) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
   const int merged = SPECIALIZED(MERGED_W, merged_w), class_count = SPECIALIZED(CLASSES_W, classes_w);
@@ -621,8 +693,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
             chunk_size = cell_count * VECTOR;
   const bool from_cells = SPECIALIZED(CELLS_LAUNCH, cells_launch);
   const int feeders = SPECIALIZED(CELLS_LAUNCH ? 1 : PRODUCERS, producers) * 128;
-  const int loaders = from_cells ? 0 : feeders - 64;  // threads; the last two warps copy
-  const int columns8 = slot_count * slot8;            // of 8 columns each
+  const int round8 = SPECIALIZED(COMPOSED, composed8);
+  const int composers = round8 == 0 ? 0 : from_cells || feeders > 128 ? 2 : 1;  // warps
+  const int loaders = from_cells ? 0 : feeders - 64 - composers * 32;           // threads; the last warps copy and compose
+  const int columns8 = slot_count * slot8;                                      // of 8 columns each
   const bool by_rows = SPECIALIZED(ROW_SLABS, row_slabs);
   const int kernel_h = problem.kernel_size[1], row_slab_count = by_rows ? 1 : row_taps;  // slabs of a row of taps
   const int in_channels = in_channels_per_group, out_channels = out_channels_per_group;
@@ -641,12 +715,27 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                  slab_base = base + 1024 + static_cast<unsigned>(stages * stage_bytes);
   Ring stage(base, stages), slab(base + 16 * static_cast<unsigned>(stages), slabs);
   Ring raw(base + 16 * static_cast<unsigned>(stages + slabs), raws);
+  // Two buffers: full of the bias; empty of places for sums.
+  Ring composing(base + static_cast<unsigned>(composed_at), 2);
   const bool whole_planes = raws > 0 && takes_whole_planes(problem, input);
+  const bool composes = round8 > 0 && output.stride[4] == 1 && output.stride[3] == problem.output_size[2];
+  scalar_t* const zeros = reinterpret_cast<scalar_t*>(shared + composed_at + 32);
+  scalar_t* const composed = zeros + composed_pitch;
   // All weights of a tile fit: they are copied when it begins and stay.
   const bool stays = SPECIALIZED(RESIDENT, resident);
 
   const int warpgroup = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
+  if (round8 > 0 && threadIdx.x / 32 == 1) {
+    fill_shared(zeros, composed_pitch, zero_scalar(), lane);
+    fence_async();
+  }
   if (threadIdx.x == 0) {
+    if (round8 > 0) {
+      for (unsigned i = 0; i < 2; ++i) {
+        mbarrier_init(composing.full() + i * 8, 32);  // each thread for what it has written
+        mbarrier_init(composing.empty() + i * 8, CONSUMERS * 128);
+      }
+    }
     for (unsigned i = 0; i < static_cast<unsigned>(stages + slabs + raws); ++i) {
       const bool is_stage = i < static_cast<unsigned>(stages), is_raw = i >= static_cast<unsigned>(stages + slabs);
       const unsigned size = static_cast<unsigned>(is_stage ? stages : is_raw ? raws : slabs);
@@ -663,8 +752,22 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const ClassTaps taps_h = {period_h, offset_step_h};
   Segment segment;
 
+  // Where the outputs of a position begin that is the first of a tile. What lies past a row's end belongs to the row that comes next.
+  const auto tile_begin = [&](int position) -> Mark {
+    const int row = position / pitch, n = row / rows, height = problem.output_size[1], width = problem.output_size[2];
+    if (n >= problem.batch || position >= m_first + m_tiles * tile_rows) return {problem.batch - 1, height * width};
+    const int w =
+        position % pitch * SPECIALIZED(STRIDE_W, problem.stride[2]) + SPECIALIZED(PHASE_W, phase_w) - problem.padding[2];
+    const int h = row % rows * problem.stride[1] - problem.padding[1] + (w < width ? 0 : problem.stride[1]);
+    return {n, h < 0 ? 0 : h < height ? h * width + (w > 0 && w < width ? w : 0) : height * width};
+  };
+  // Where volume n begins among the composed outputs of a tile, but for what its address is past a multiple of 32 bytes.
+  const auto composed_volume = [&](const Mark& begin, int n) { return (n - begin.n) * plane_pitch - begin.at / LINE * LINE; };
+
   if (warpgroup >= CONSUMERS) {
-#if CONSUMERS == 2 && CELLS_LAUNCH
+#if CONSUMERS == 2 && CELLS_LAUNCH && COMPOSED
+    give_registers<64>();
+#elif CONSUMERS == 2 && CELLS_LAUNCH
     give_registers<40>();
 #elif CONSUMERS == 2 && PRODUCERS == 2
     give_registers<64>();
@@ -830,11 +933,74 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       for (int i = 0; stays && held != -1 && i < slabs; ++i) {
         mbarrier_wait_patiently(slab.barriers + static_cast<unsigned>(i) * 8, slab.parity ^ 1u);
       }
+    } else if (loader >= loaders + 64 && loader < loaders + 64 + composers * 32 && composes) {
+      const int rounds = ceil_div(channels8, round8), composer = (loader - loaders - 64) / 32;
+      Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
+      while (walk.next(segment)) {
+        const Place place = walk.place(segment.column);
+        const int first_position = m_first + place.m_tile * tile_rows;
+        const Mark begin = tile_begin(first_position), end = tile_begin(first_position + tile_rows);
+#pragma unroll 1
+        for (int i = segment.begin * flush * rounds; i < segment.end * flush * rounds; ++i, composing.advance()) {
+          if (composers == 2 && composing.slot != composer) continue;
+          const int d = (segment.chain + (first_step + i / rounds / flush) * chains) * problem.stride[0] - problem.padding[0] +
+                        i / rounds % flush * problem.dilation[0];
+          const int tile_channel = (place.channel_tile * channels8 + i % rounds * round8) * 8;
+          const int channels = min(min(round8, channels8 - i % rounds * round8) * 8, out_channels - tile_channel);
+          const int channel = place.group * out_channels + tile_channel;
+          scalar_t* const buffer = composed + composing.slot * (round8 * 8 * composed_pitch);
+          bulk_wait_read<0>();
+          __syncwarp();
+          if (bias == nullptr) {
+            fill_shared(buffer, channels * composed_pitch, zero_scalar(), lane);
+          } else {
+            for (int c = 0; c < channels; ++c) {
+              fill_shared(buffer + c * composed_pitch, composed_pitch, bias[channel + c], lane);
+            }
+          }
+          fence_async();
+          __syncwarp();
+          if (bias == nullptr) mbarrier_arrive(composing.full());
+          // First what lies behind the plane with taps, which is the bias alone; zeros need not be read before sums are put in.
+#pragma unroll 1
+          for (int left = problem.dilation[0] / chains - 1; left >= 0; --left) {
+            if (left == 0) {
+              bulk_commit();
+              if (bias != nullptr) {
+                bulk_wait_read<0>();
+                mbarrier_arrive(composing.full());
+              }
+              mbarrier_wait(composing.empty(), composing.parity);
+            }
+            if (d + left < 0 || d + left >= problem.output_size[0]) continue;
+#pragma unroll 1
+            for (int n = begin.n; n <= end.n; ++n) {
+              const int first = n == begin.n ? begin.at : 0;
+              const int count = (n == end.n ? end.at : problem.output_size[1] * problem.output_size[2]) - first;
+#pragma unroll 1
+              for (int item = lane; item < channels * 2; item += 32) {  // an end of a channel
+                scalar_t* const target = output.at(n, channel + item / 2, d + left, 0, 0) + first;
+                const int past = static_cast<int>(reinterpret_cast<unsigned long long>(target) / sizeof(scalar_t));
+                const scalar_t* source = zeros + (past & (LINE - 1));
+                if (left == 0 || bias != nullptr) {
+                  source =
+                      buffer + (item / 2 * composed_pitch + composed_volume(begin, n) + first + ((past - first) & (LINE - 1)));
+                }
+                store_in_bulk(target, source, count, item % 2 == 0);
+              }
+            }
+          }
+          bulk_commit();
+        }
+      }
+      bulk_wait_read<0>();
     }
     return;
   }
 
-#if CONSUMERS == 2 && CELLS_LAUNCH
+#if CONSUMERS == 2 && CELLS_LAUNCH && COMPOSED
+  take_registers<216>();
+#elif CONSUMERS == 2 && CELLS_LAUNCH
   take_registers<232>();
 #elif CONSUMERS == 2 && PRODUCERS == 2
   take_registers<192>();
@@ -886,7 +1052,12 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
       const int w = live ? f % pitch * stride_w + phase - problem.padding[2] : problem.output_size[2];  // or no output at all
       const int channel = tile / channel_tiles * out_channels + tile % channel_tiles * channels8 * 8;
       const index_t offset = n * output.stride[0] + channel * output.stride[1] + h * output.stride[3] + w * output.stride[4];
-      row_places[static_cast<int>(threadIdx.x) / 32 * 32 + lane] = {live ? offset : 0, w};
+      int composed_place = 0;
+      if (composes && live) {
+        const int first = m_first + walk.place(segment.column).m_tile * tile_rows;
+        composed_place = composed_volume(tile_begin(first), n) + h * problem.output_size[2] + w;
+      }
+      row_places[static_cast<int>(threadIdx.x) / 32 * 32 + lane] = {live ? offset : 0, w, composed_place};
     }
     __syncwarp();
 
@@ -921,7 +1092,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           }
         }
       };
-      if (SPECIALIZED(FILLED, filled) && s >= segment.begin) {
+      if (SPECIALIZED(FILLED, filled) && !composes && s >= segment.begin) {
         constexpr int skipped = fills_late ? 1 : 0;
         fill(skipped, problem.dilation[0] / chains - skipped);  // on their way while the products run
       }
@@ -1042,7 +1213,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       }
       if (s >= segment.begin) {
-        if (SPECIALIZED(FILLED, filled)) {
+        if (SPECIALIZED(FILLED, filled) && !composes) {
           if (fills_late) fill(0, 1);
           sync_warpgroup(warpgroup);  // each warp has filled what others store sums into
         }
@@ -1067,7 +1238,49 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           }
           return to_scalar(sum);
         };
-        if (stores_rows && output.stride[4] == 1) {
+        if (composes) {
+          int place[2 * M_TILES], past[2 * M_TILES], w[2 * M_TILES];
+#pragma unroll
+          for (int r = 0; r < 2 * tiles; ++r) {
+            const RowPlace row = own_rows[r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
+            place[r] = row.composed;
+            w[r] = row.w;
+            past[r] = static_cast<int>(reinterpret_cast<unsigned long long>(output.data) / sizeof(scalar_t) +
+                                       static_cast<unsigned long long>(row.offset - row.composed + first * output.stride[1] +
+                                                                       first_plane * output.stride[2]));
+          }
+          const int channel_step = static_cast<int>(output.stride[1]);
+#pragma unroll
+          for (int t = 0; t < flush; ++t) {
+            const int plane_step = t * problem.dilation[0] * static_cast<int>(output.stride[2]);
+#pragma unroll
+            for (int c8 = 0; c8 < channels8; ++c8) {
+              scalar_t* const buffer = composed + composing.slot * (round8 * 8 * composed_pitch);
+              if (c8 % round8 == 0) mbarrier_wait(composing.full(), composing.parity);
+#pragma unroll
+              for (int q = 0; q < 2; ++q) {
+                if (!WHOLE_TILES && c8 * 8 + first + q >= tile_channels) continue;
+                scalar_t* const row = buffer + (c8 % round8 * 8 + first + q) * composed_pitch;
+                const int moved = (c8 * 8 + q) * channel_step + plane_step;
+#pragma unroll
+                for (int r = 0; r < 2 * tiles; ++r) {
+                  scalar_t* const y = row + (place[r] + ((past[r] + moved) & (LINE - 1)));
+#pragma unroll
+                  for (int e = 0; e < stride_w; ++e) {
+                    const bool has_taps = t < slot_count && (e + phase) % stride_w % (stride_w / stored_w) == 0;
+                    if (!has_taps || static_cast<unsigned>(w[r] + e) >= static_cast<unsigned>(problem.output_size[2])) continue;
+                    y[e] = value(tile_bias, t, c8 * 2 + q, r, e);
+                  }
+                }
+              }
+              if (c8 % round8 == round8 - 1 || c8 == channels8 - 1) {
+                fence_async();
+                mbarrier_arrive(composing.empty());
+                composing.advance();
+              }
+            }
+          }
+        } else if (stores_rows && output.stride[4] == 1) {
           // 16 positions of 8 channels at a time: two outputs of each, side by side, and then lane by lane along the row.
           scalar_t* const staged = staged_rows + thread / 32 * (8 * staged_pitch);
 #pragma unroll

@@ -213,6 +213,11 @@ _MODES = {
     "n1_c272to288_i1x1x3_k1": (0,),
     "n1_c784to216_i1x1x3_k1": (0,),  # two chunks at a time, of four
     "n1_c640to2_i1x1x40_k1x1x2_s1x1x2": (0,),  # three chunks of a warp, of more than 32 voxels in vectors
+    # outputs put together before they are stored: rounds of channels through two buffers, the last of fewer; tiles that begin within rows
+    # or hold several volumes; two planes without taps behind each, one row behind each, or none; planes that begin anywhere
+    "n2_c1to40_i3x7x19_k2x3x3_s2_p1_d2_bias": (0, 1, APART + 7),
+    "n9_c2to12_i2x3x2_k3x1x2_s3x2x1_p1x0x0_d3x1x1_g2": (0, 1),
+    "n1_c1to9_i2x3x70_k2x3x1_s1x2x3_d1x2x1": (0,),
 }
 # A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
 _HIGH_LIMITS = {"COLUMNS": 256}

@@ -69,7 +69,7 @@ struct Launch {
   char* arena;
   size_t arena_used, static_used;
   char* dynamic;
-  void (*at_end)();       // what is looked at when a block has ended, by what it used
+  void (*at_end[2])();    // what is looked at when a block has ended, by what it used: bulk copies, bulk stores
   unsigned block_serial;  // counts blocks run, so that what one leaves unfinished is not taken for the next one's
   unsigned generation;    // counts launches, so that shared variables are placed anew in each
 
@@ -421,7 +421,9 @@ CONVT3D_RUNTIME inline void run_block(uint64_t block_number) {
   poison_arena();
   choose_set(block_number);
   switch_fiber(&launcher, state.idle[--state.idle_count]);
-  if (state.at_end != nullptr) state.at_end();
+  for (void (*const look)() : state.at_end) {
+    if (look != nullptr) look();
+  }
 }
 
 }  // namespace convt3d_host
