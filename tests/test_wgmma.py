@@ -25,6 +25,8 @@ SMALL = {"CONSUMERS": 1, "PRODUCERS": 1, "TILES_M": 1}  # 256 threads
 # Several tiles, planes, chunks and slabs: rings go round, blocks cut columns, the input is copied in bulk (planes of whole cells).
 BUSY = Problem.parse("n2_c28to8_i5x8x12_k3_p1_bias")
 BUSY_GAPS = Problem.parse("n2_c8to8_i3x5x6_k3_s2_p1_d2_bias")  # rows and planes without taps
+BUSY_ZEROS = Problem.parse("n2_c8to8_i15x5x6_k3_s2_p1_d2")  # which are zeros, in several steps of a block
+BUSY_FILLS = Problem.parse("n1_c8to8_i3x5x6_k3_s4x4x2_p1_d2_bias")  # in two classes of rows
 BUSY_CELLS = Problem.parse("n2_c20to8_i5x8x12_k3_s2_p1_bias")  # with the input laid out as cells by a launch of its own
 PRODUCT = """/* convt3d
 pass = "fprop"
@@ -337,6 +339,11 @@ MISTAKES = {
     "raw copy never given back": ("              if (kind == RAW_COPY) mbarrier_arrive(raw.empty());", ""),
     "tap offset": ("- static_cast<unsigned>(i) * tap_step", "+ static_cast<unsigned>(i) * tap_step"),
     "sums stored before all is filled": ("          sync_warpgroup(warpgroup);  // each warp has filled", "          //"),
+    "sums put in before the bias is there": ("              if (c8 % round8 == 0) mbarrier_wait(composing.full(), composing.parity);\n", ""),
+    "composed outputs stored before their sums are there": ("              mbarrier_wait(composing.empty(), composing.parity);\n", ""),
+    "bias filled in before composed outputs are read": ("          bulk_wait_read<0>();\n          __syncwarp();\n          if (bias", "          if (bias"),
+    "sums put in before the bias is read": ("                bulk_wait_read<0>();\n                mbarrier_arrive", "                mbarrier_arrive"),
+    "block ends before composed outputs are read": ("      bulk_wait_read<0>();\n    }\n    return;", "    }\n    return;"),
     "row stored before it is staged": (
         "                }\n                __syncwarp();\n#pragma unroll\n                for (int c = 0; c < 8; ++c) {",
         "                }\n#pragma unroll\n                for (int c = 0; c < 8; ++c) {",
@@ -349,8 +356,32 @@ MISTAKES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_in_the_pipeline_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
-    tried = [(seed, (BUSY, BUSY_CELLS, BUSY_GAPS)[seed % 3]) for seed in range(8)]
+    tried = [(seed, (BUSY, BUSY_GAPS, BUSY_ZEROS, BUSY_FILLS, BUSY_CELLS)[seed % 5]) for seed in range(20)]
     assert_found(kernels()["fprop_rolling_wgmma"], *MISTAKES[mistake], tried, **SMALL)
+
+
+# Outputs composed in shared memory: tiles that begin within rows, behind them and late in a volume, that hold several volumes; rounds
+# of channels, the last of fewer, of tiles of which the last is not full; rows and planes without taps, or one of them, one and two
+# behind each; planes that begin anywhere and channels whole lines apart; a stride that leaves rows of two classes is not composed.
+COMPOSED = (
+    *("n2_c32to64_i3x16x32_k3_s2_p1_d2_bias", "n3_c8to64_i3x2x3_k3_s2_p1_d2_bias", "n1_c8to20_i3x7x9_k3_s2x1x1_p1_d2x1x1"),
+    *("n1_c8to24_i3x7x9_k3_s3x2x1_p1_d3x2x1_bias", "n2_c8to40_i3x7x40_k3x2x3_s3x4x2_p2x0x1_d2x4x1_bias"),
+    *("n2_c8to88_i2x3x16_k3x1x1_s2x2x1_p1x0x0_d2x1x1", "n1_c1to8_i1x16x20_k1_s1x2x1_p0x0x2", "n9_c8to12_i2x3x2_k3x1x2_s3x2x1_p1x0x0_d3x1x1_g2"),
+)
+
+
+@pytest.mark.parametrize("dtype", kernels()["fprop_rolling_wgmma"].dtypes)
+@pytest.mark.parametrize("tunables", [{}, {"TILES_M": 2, "CHUNK_CELLS": 2}, {"TILES_M": 1, "LAY_OUT": 0}, SMALL])
+def test_outputs_are_composed(tunables: dict[str, int], dtype: str) -> None:
+    kernel, composed = kernels()["fprop_rolling_wgmma"].replace_tunables(**tunables), 0
+    for name in COMPOSED:
+        problem = Problem.parse(name)
+        if kernel.why_not(problem, dtype) is None:
+            composed += kernel.plan(problem, dtype).launches[-1].scalars["composed8"] > 0
+            for seed in (0, 1):
+                outcome = verify(HostBackend(), kernel, problem, dtype, "exact", seed)
+                assert outcome.ok, f"{name}: {outcome.message}"
+    assert composed > len(COMPOSED) / 2
 
 
 # A stride of 2 with whole runs and without, several tiles on each axis and of columns, channels that stay and that come class by class,

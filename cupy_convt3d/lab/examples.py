@@ -218,6 +218,12 @@ _MODES = {
     "n2_c1to40_i3x7x19_k2x3x3_s2_p1_d2_bias": (0, 1, APART + 7),
     "n9_c2to12_i2x3x2_k3x1x2_s3x2x1_p1x0x0_d3x1x1_g2": (0, 1),
     "n1_c1to9_i2x3x70_k2x3x1_s1x2x3_d1x2x1": (0,),
+    # a tile that begins where no output does, behind a row; several tiles of channels, each in rounds of which the last has fewer
+    "n1_c1to8_i1x16x20_k1_s1x2x1_p0x0x2": (0,),
+    "n1_c1to80_i2x3x9_k3x1x1_s2x2x1_p1x0x0_d2x1x1": (2,),
+    # two classes of rows beside rows without taps, residues of w of the next position; odd rows of several tiles of channels
+    "n1_c1to9_i1x3x4_k1x2x2_s1x4x3_p0x0x1_d1x2x3": (0,),
+    "n1_c1to200_i1x1x3_k1x1x3_s1x1x2": (2,),
 }
 # A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
 _HIGH_LIMITS = {"COLUMNS": 256}
