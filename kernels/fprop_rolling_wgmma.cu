@@ -1249,18 +1249,18 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                                        static_cast<unsigned long long>(row.offset - row.composed + first * output.stride[1] +
                                                                        first_plane * output.stride[2]));
           }
-          const int channel_step = static_cast<int>(output.stride[1]);
+          const int channel_step = static_cast<int>(output.stride[1]), in_round = max(round8, 1);
 #pragma unroll
           for (int t = 0; t < flush; ++t) {
             const int plane_step = t * problem.dilation[0] * static_cast<int>(output.stride[2]);
 #pragma unroll
             for (int c8 = 0; c8 < channels8; ++c8) {
               scalar_t* const buffer = composed + composing.slot * (round8 * 8 * composed_pitch);
-              if (c8 % round8 == 0) mbarrier_wait(composing.full(), composing.parity);
+              if (c8 % in_round == 0) mbarrier_wait(composing.full(), composing.parity);
 #pragma unroll
               for (int q = 0; q < 2; ++q) {
                 if (!WHOLE_TILES && c8 * 8 + first + q >= tile_channels) continue;
-                scalar_t* const row = buffer + (c8 % round8 * 8 + first + q) * composed_pitch;
+                scalar_t* const row = buffer + (c8 % in_round * 8 + first + q) * composed_pitch;
                 const int moved = (c8 * 8 + q) * channel_step + plane_step;
 #pragma unroll
                 for (int r = 0; r < 2 * tiles; ++r) {
@@ -1273,7 +1273,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                   }
                 }
               }
-              if (c8 % round8 == round8 - 1 || c8 == channels8 - 1) {
+              if (c8 % in_round == in_round - 1 || c8 == channels8 - 1) {
                 fence_async();
                 mbarrier_arrive(composing.empty());
                 composing.advance();

@@ -340,7 +340,7 @@ MISTAKES = {
     "tap offset": ("- static_cast<unsigned>(i) * tap_step", "+ static_cast<unsigned>(i) * tap_step"),
     "sums stored before all is filled": ("          sync_warpgroup(warpgroup);  // each warp has filled", "          //"),
     "sums put in before the bias is there": (
-        "              if (c8 % round8 == 0) mbarrier_wait(composing.full(), composing.parity);\n",
+        "              if (c8 % in_round == 0) mbarrier_wait(composing.full(), composing.parity);\n",
         "",
     ),
     "composed outputs stored before their sums are there": ("              mbarrier_wait(composing.empty(), composing.parity);\n", ""),
