@@ -7,7 +7,7 @@
 #if defined(__CUDACC__)
 
 // Store `bytes`, a multiple of 16 between 16-byte aligned places; what `source` holds was written before a `fence_async`.
-// Those whose targets begin on 32 bytes, a sector of L2, are quicker (H200: 3.5 TB/s for 2.5).
+// Those whose targets begin on 32 bytes, a sector of L2, are quicker: see docs/performance/fprop_rolling_wgmma.md.
 __device__ __forceinline__ void bulk_store(void* target, unsigned source, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes) : "memory");
 }

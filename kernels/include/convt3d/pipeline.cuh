@@ -59,11 +59,6 @@ __device__ __forceinline__ void sync_warpgroup(int warpgroup) {
   asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
-// The same of the first `warpgroups` of a block together.
-__device__ __forceinline__ void sync_first_warpgroups(int warpgroups) {
-  asm volatile("bar.sync 15, %0;" ::"r"(warpgroups * 128) : "memory");
-}
-
 template <int registers>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));

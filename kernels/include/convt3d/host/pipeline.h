@@ -160,26 +160,17 @@ CONVT3D_RUNTIME inline void bulk_copy(unsigned target, const void* source, unsig
   wake_waiters(counter);
 }
 
-// A barrier of some threads is an mbarrier at which all of them arrive and wait.
-CONVT3D_RUNTIME inline void sync_some(unsigned number, unsigned threads, convt3d_host::Site site) {
-  using namespace convt3d_host;
-  constexpr unsigned most = max_threads / 128 + 1;
-  static Mbarrier barriers[most_sets][most];
-  static unsigned serials[most_sets][most];
-  Mbarrier* const barrier = &barriers[state.set][number];
-  if (serials[state.set][number] != state.block_serial) *barrier = {threads, threads, 0, 0};
-  serials[state.set][number] = state.block_serial;
-  const unsigned parity = barrier->phase;
-  arrive(barrier, 0, site);
-  wait_for_phase(barrier, parity, site);
-}
-
+// A barrier of 128 threads is an mbarrier at which all of them arrive and wait.
 CONVT3D_RUNTIME inline void sync_warpgroup(int warpgroup, CONVT3D_HERE) {
-  sync_some(static_cast<unsigned>(warpgroup), 128, {file, line, "sync_warpgroup"});
-}
-
-CONVT3D_RUNTIME inline void sync_first_warpgroups(int warpgroups, CONVT3D_HERE) {
-  sync_some(convt3d_host::max_threads / 128, static_cast<unsigned>(warpgroups) * 128, {file, line, "sync_first_warpgroups"});
+  using namespace convt3d_host;
+  static Mbarrier barriers[most_sets][max_threads / 128];
+  static unsigned serials[most_sets][max_threads / 128];
+  Mbarrier* const barrier = &barriers[state.set][warpgroup];
+  if (serials[state.set][warpgroup] != state.block_serial) *barrier = {128, 128, 0, 0};
+  serials[state.set][warpgroup] = state.block_serial;
+  const unsigned parity = barrier->phase;
+  arrive(barrier, 0, {file, line, "sync_warpgroup"});
+  wait_for_phase(barrier, parity, {file, line, "sync_warpgroup"});
 }
 
 inline void fence_async() {}
