@@ -51,7 +51,7 @@ _KEYS = {
     "launch",
 }
 _TENSOR_KINDS = ("pointer", "view")
-_LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs"}
+_LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs", "prepares"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Parameter:
 class Launch:
     """One launch of a kernel: its function, its parameters by name, and expressions for its geometry.
 
-    `packs` names the workspace that it fills from the weight alone: whoever has kept that workspace skips the launch.
+    `packs` names the workspace that it fills from the weight alone: whoever has kept that workspace skips the launch. `prepares` names
+    the workspace that it fills, from whatever: the launch behind it may begin meanwhile, and waits before it reads that.
     """
 
     symbol: str
@@ -77,6 +78,7 @@ class Launch:
     shared_bytes: str | int = 0
     when: str | None = None
     packs: str | None = None
+    prepares: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class PlannedLaunch:
     block: tuple[int, int, int]
     shared_bytes: int
     packs: str | None = None
-    beside_packing: bool = False  # it may begin while the launch before it, which packs, still runs
+    prepares: str | None = None
+    beside: bool = False  # it may begin while the launch before it, which prepares a workspace, still runs
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ class Kernel:
 
     @property
     def waits_for_packing(self) -> bool:
-        """Whether what reads a packed weight waits for it, so that it may begin before it is packed."""
+        """Whether what reads a packed weight, or another prepared workspace, waits for it, so that it may begin before."""
         return '"convt3d/beside_packing.cuh"' in self.source
 
     def takes_strides(self, tensor: str) -> bool:
@@ -274,7 +277,8 @@ class Kernel:
                     block,
                     int(evaluate(launch.shared_bytes, names)),
                     launch.packs,
-                    self.waits_for_packing and bool(launches) and launches[-1].packs is not None and launch.packs is None,
+                    launch.prepares,
+                    self.waits_for_packing and bool(launches) and launches[-1].prepares is not None and launch.packs is None,
                 )
             )
         workspace = {name: int(evaluate(size, names)) for name, size in self.workspace.items()}
@@ -394,7 +398,11 @@ def _launch(fail: Any, entry: dict[str, Any], functions: dict[str, str], tensors
     packs = entry.get("packs")
     if packs is not None and (packs not in tensors or {p.name for p in parameters if p.kind in _TENSOR_KINDS} != {"weight", packs}):
         raise fail(f"packs={packs!r}: must name a workspace, and {symbol} may take no other tensor than it and the weight")
-    return Launch(symbol, parameters, sizes["grid"], sizes["block"], entry.get("shared_bytes", 0), entry.get("when"), packs)
+    prepares = entry.get("prepares", packs)
+    if prepares is not None and (prepares not in tensors or prepares not in {p.name for p in parameters}):
+        raise fail(f"prepares={prepares!r}: must name a workspace that {symbol} takes")
+    geometry = (sizes["grid"], sizes["block"], entry.get("shared_bytes", 0))
+    return Launch(symbol, parameters, *geometry, entry.get("when"), packs, prepares)
 
 
 def _parameter(fail: Any, symbol: str, text: str, tensors: tuple[str, ...], scalars: set[str]) -> Parameter:

@@ -55,18 +55,25 @@ one_h = "(kernel_h - 1) // period_h * apart_h"
 one_w = "(kernel_w - 1) // period_w * apart_w"
 # A window is kept in TILES_M parts, each with every TILES_M-th position of w; an odd number of positions.
 all_positions = "(CONSUMERS + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_M)) * TILES_M // 2 * 2 + 1"
-one_positions = "(CONSUMERS + one_d) * (8 + one_h) * (8 + ceil_div(one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
+one_positions = "(CONSUMERS + one_d) * (8 + one_h) * (8 + ceil_div(all_w if LAY_OUT else one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 
 slab_bytes = "128 * chunk_cells * tile8"
 memory = "230912 - 3 * slab_bytes"
 # Where all channels of a tile's inputs fit they stay for all classes.
 resident = "1 if 16 * chunk_cells * all_positions * chunks <= memory and chunks <= 16 else 0"
+# Laid-out windows are those of all classes of w.
+reach_w = "all_w if resident or LAY_OUT else one_w"
 window_d = "CONSUMERS + (all_d if resident else one_d)"
 window_h = "8 + (all_h if resident else one_h)"
-window_w = "8 + ceil_div(all_w if resident else one_w, TILES_M)"
+window_w = "8 + ceil_div(reach_w, TILES_M)"
 positions = "all_positions if resident else one_positions"
 stage_bytes = "16 * chunk_cells * positions"
 stages = "chunks if resident else min(3, memory // stage_bytes)"
+# What is laid out: windows along w in parts, one behind another, of so many rows of h; before it a plane of zeros.
+cells_h = "tiles_h * 8 + all_h + (0 if resident else one_h)"
+plane_cells = "cells_h * tiles_w * TILES_M * window_w"
+planes = "batch * input_d * groups * chunks"
+zeros = "window_h * window_w"
 slabs = "min(16, (230912 - stages * stage_bytes) // slab_bytes)"
 
 # A unit of work is a tile and its classes of one (d, h): its rows of taps and as much again as one for its stores. Blocks take whole tiles
@@ -80,23 +87,24 @@ granule = "tile_cost if 8 * ceil_div(all_tiles, multiprocessors) * multiprocesso
 "max(stride_d, stride_h, stride_w) <= 8" = "it goes through the outputs of a block class by class: strides of at most 8"
 "tile8 * TILES_M <= 32" = "a thread has no registers for so many sums"
 "stages >= 2 - resident and slabs >= 2 and positions * 16 <= 262143" = "a tile of the input and its weights pass the shared memory"
-"max(costs, kernel_d * kernel_h * kernel_w * chunks * groups * channel_tiles, batch * input_voxels * groups * chunks * chunk_cells) <= 1000000000" = "the volume passes its 32-bit tile offsets"
+"max(costs, kernel_d * kernel_h * kernel_w * chunks * groups * channel_tiles, planes * chunk_cells * plane_cells) <= 1000000000" = "the volume passes its 32-bit tile offsets"
 
 [workspace]
 packed_weight = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunks * slab_bytes // 4"
-input_cells = "LAY_OUT * batch * input_voxels * groups * chunks * chunk_cells * 4"
-
-[[launch]]
-symbol = "convt3d_lay_out_channels"
-when = "LAY_OUT"
-grid = "ceil_div(batch * input_voxels, 32) * groups * chunks"
-block = "32 * chunk_cells"
+input_cells = "LAY_OUT * (zeros + planes * chunk_cells * plane_cells) * 4"
 
 [[launch]]
 symbol = "convt3d_pack_implicit_gemm_weight"
 packs = "packed_weight"
-grid = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunks"
-block = 128
+grid = "groups * channel_tiles * chunks * chunk_cells * ceil_div(tile8, 2) * ceil_div(kernel_d * kernel_h * kernel_w, 64)"
+block = 1024
+
+[[launch]]
+symbol = "convt3d_lay_out_channels"
+when = "LAY_OUT"
+prepares = "input_cells"
+grid = "planes * ceil_div(plane_cells, 256)"
+block = 256
 
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_wgmma"
@@ -117,12 +125,14 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 // class; else a chunk of channels of a class at a time. An input is read from L2 about once for each tile of output channels (or class), a
 // weight once for each tile.
 //
-// Windows that stay are loaded by the warps that multiply them, others meanwhile by three warps: they turn the input's channels into
-// cells of 16 bytes, or copy cells (cp.async) where channels lie together, in channels_last or because a launch of its own has
-// laid them out so (LAY_OUT). The last warp copies slabs of packed weights in bulk, a tap of a chunk of channels each.
+// Windows: a launch of its own lays the input out as they are read (LAY_OUT), and one warp copies planes of them in bulk. Without it, the
+// warps that multiply load windows that stay, and three others meanwhile those that do not: they turn the input's channels into cells
+// of 16 bytes, eight neighbours along w at a time where these lie on 16 bytes, or copy cells (cp.async) where channels lie together. The
+// last warp copies slabs of packed weights in bulk, a tap of a chunk of channels each.
 //
 // The classes of w come one after another. Where two of them make whole runs of the output, the sums of the first are kept, rounded,
-// until those of the second are there.
+// until those of the second are there; half of the runs are stored only while the next products are on their way. Blocks begin their tiles
+// with different classes, and in laid-out windows the first warpgroup is ahead of the second, so that not all store at the same time.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
@@ -179,10 +189,15 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 #define HELD (SUMS / 2)
 #endif
 
-constexpr int HEADER = 1536;  // bytes in shared memory: barriers, from 640 on taps, from 1024 on units
-constexpr int VECTOR = 8;     // channels in a cell of 16 bytes
+constexpr int HEADER =
+    1536;  // bytes in shared memory: barriers, from 512 on those of slabs passed on, from 640 on taps, from 1024 on units
+constexpr int VECTOR = 8;  // channels in a cell of 16 bytes
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+__device__ inline int of_axis(const int (&values)[3], int axis) {
+  return axis == 0 ? values[0] : axis == 1 ? values[1] : values[2];
+}
 
 struct alignas(16) Cell {
   unsigned words[4];
@@ -202,12 +217,13 @@ struct alignas(16) Taps {
 };
 
 __device__ inline Taps taps_of(const Problem& problem, int axis, int e) {
-  const int stride = problem.stride[axis], kernel = problem.kernel_size[axis], dilation = problem.dilation[axis];
+  const int stride = of_axis(problem.stride, axis), kernel = of_axis(problem.kernel_size, axis),
+            dilation = of_axis(problem.dilation, axis);
   const int period = stride / greatest_common_divisor(stride, dilation);
   Taps taps = {0, 0, 0, 0};
   for (int place = 0; place <= e; ++place) {
     taps.before += taps.count;
-    int ahead = place + problem.padding[axis], tap = 0;
+    int ahead = place + of_axis(problem.padding, axis), tap = 0;
     while (tap < min(period, kernel) && ahead % stride != 0) ++tap, ahead -= dilation;
     taps.first_tap = tap;
     taps.first = ahead / stride;
@@ -218,42 +234,73 @@ __device__ inline Taps taps_of(const Problem& problem, int axis, int e) {
 
 // ---- packing: slabs [group][channel tile][class d, h, w][chunk][tap d, h, w] of cells [cell][channel] ----
 
-extern "C" __global__ void convt3d_pack_implicit_gemm_weight(const Problem problem, const View<const scalar_t> weight,
-                                                             accum_t* __restrict__ packed_weight, const int channel_tiles,
-                                                             const int tile8, const int chunks, const int chunk_cells,
-                                                             const int period_d, const int period_h, const int period_w) {
+constexpr int PACKED_TAPS = 64, PACKED_COLUMNS = 16;  // of a block, and a cell of channels
+
+extern "C" __global__ void __launch_bounds__(PACKED_TAPS* PACKED_COLUMNS)
+    convt3d_pack_implicit_gemm_weight(const Problem problem, const View<const scalar_t> weight,
+                                      accum_t* __restrict__ packed_weight, const int channel_tiles, const int tile8,
+                                      const int chunks, const int chunk_cells, const int period_d, const int period_h,
+                                      const int period_w) {
+  // Read along the taps, which lie together, written along the columns.
+  __shared__ unsigned short turned[VECTOR][PACKED_COLUMNS][PACKED_TAPS + 2];
+  __shared__ Taps classes[3][8];
   let_next_begin();
-  const int taps = problem.kernel_size[0] * problem.kernel_size[1] * problem.kernel_size[2],
-            block = static_cast<int>(blockIdx.x);
-  const int tile = block / (taps * chunks) % channel_tiles, group = block / (taps * chunks) / channel_tiles;
-  // Which class of each axis, from what is left of the slab's number in units of `inner` taps.
-  int rest = block % (taps * chunks), inner = taps * chunks, counts[3], firsts[3];
-  for (int axis = 0; axis < 3; ++axis) {
-    inner /= problem.kernel_size[axis];
-    for (int e = 0;; ++e) {
-      const Taps own = taps_of(problem, axis, e);
-      counts[axis] = own.count, firsts[axis] = own.first_tap;
-      if (rest < own.count * inner) break;
-      rest -= own.count * inner;
-    }
-    inner *= counts[axis];
-  }
-  const int chunk = rest / (inner / chunks), tap = rest % (inner / chunks);
-  const int td = firsts[0] + tap / (counts[1] * counts[2]) * period_d, th = firsts[1] + tap / counts[2] % counts[1] * period_h,
-            tw = firsts[2] + tap % counts[2] * period_w;
-  const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int columns = tile8 * 8;
-  Cell* const slab = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(block) * (chunk_cells * columns);
-  for (int i = static_cast<int>(threadIdx.x); i < chunk_cells * columns; i += static_cast<int>(blockDim.x)) {
-    const int ci = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * columns + i % columns;
-    scalar_t values[VECTOR];
+  const int thread = static_cast<int>(threadIdx.x), columns = tile8 * 8;
+  const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2],
+            taps = problem.kernel_size[0] * kernel_h * kernel_w;
+  int rest = static_cast<int>(blockIdx.x);
+  const auto digit = [&](int size) {
+    const int value = rest % size;
+    rest /= size;
+    return value;
+  };
+  const int first_tap = digit(ceil_div(taps, PACKED_TAPS)) * PACKED_TAPS,
+            first_column = digit(ceil_div(columns, PACKED_COLUMNS)) * PACKED_COLUMNS;
+  const int cell = digit(chunks * chunk_cells), tile = digit(channel_tiles), group = rest;
+  {
+    const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+    const int column = thread / PACKED_TAPS, tap = first_tap + thread % PACKED_TAPS;
+    const int ci = cell * VECTOR, co = tile * columns + first_column + column;
+    const int live = tap < taps && co < out_channels ? in_channels - ci : 0;
+    const scalar_t* source = live <= 0 ? weight.data
+                                       : weight.at(group * in_channels + ci, co, tap / kernel_w / kernel_h,
+                                                   tap / kernel_w % kernel_h, tap % kernel_w);
+#pragma unroll
     for (int v = 0; v < VECTOR; ++v) {
-      const bool live = ci + v < in_channels && co < out_channels;
-      values[v] = live ? *weight.at(group * in_channels + ci + v, co, td, th, tw) : to_scalar(accum_t(0));
+      turned[v][column][thread % PACKED_TAPS] = (v < live ? *source : to_scalar(accum_t(0))).bits;
+      if (v + 1 < live) source = advanced(source, weight.stride[0] * static_cast<index_t>(sizeof(scalar_t)));
     }
-    slab[i] = cell_of(values);
   }
+  if (thread < 24 && thread % 8 < of_axis(problem.stride, thread / 8))
+    classes[thread / 8][thread % 8] = taps_of(problem, thread / 8, thread % 8);
+  __syncthreads();
+  const int own = thread / PACKED_COLUMNS, tap = first_tap + own, column = first_column + thread % PACKED_COLUMNS;
+  if (tap >= taps || column >= columns) return;
+  // The slabs before this tap's class, then those of the class's other chunks and taps.
+  const int place[3] = {tap / kernel_w / kernel_h, tap / kernel_w % kernel_h, tap % kernel_w},
+            period[3] = {period_d, period_h, period_w};
+  int before = 0, count = 1, number = 0, inner = taps * chunks;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    const int stride = problem.stride[axis], from = (place[axis] * problem.dilation[axis] - problem.padding[axis]) % stride;
+    const Taps reached = classes[axis][from < 0 ? from + stride : from];
+    inner /= problem.kernel_size[axis];
+    before += count * reached.before * inner;
+    count *= reached.count;
+    number = number * reached.count + (place[axis] - reached.first_tap) / period[axis];
+  }
+  const index_t slab =
+      static_cast<index_t>(group * channel_tiles + tile) * (taps * chunks) + before + cell / chunk_cells * count + number;
+  scalar_t values[VECTOR];
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) values[v].bits = turned[v][thread % PACKED_COLUMNS][own];
+  reinterpret_cast<Cell*>(packed_weight)[(slab * chunk_cells + cell % chunk_cells) * columns + column] = cell_of(values);
 }
+
+template <int number>
+struct Number {
+  static constexpr int value = number;
+};
 
 // ---- loading: a launch that lays the input out as [n, d, h, w][group][chunk][cell], and windows ----
 
@@ -270,42 +317,106 @@ __device__ __forceinline__ void load_cells(const scalar_t* source, index_t chann
   for (int i = 0; i < COUNT; ++i) store(i, cell_of(values[i]));
 }
 
+template <int count>
+struct alignas(4 * count) Words {
+  unsigned word[count];
+};
+
+// Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
+template <typename T>
+__device__ inline bool rows_aligned(const View<T>& output, int along, int elements) {
+  bool aligned = reinterpret_cast<index_t>(output.data) % static_cast<index_t>(elements * sizeof(scalar_t)) == 0;
+#pragma unroll
+  for (int axis = 0; axis < 5; ++axis) aligned = aligned && (axis == along || output.stride[axis] % elements == 0);
+  return aligned && output.stride[along] == 1;
+}
+
+// The cells of eight neighbours along w, read as 16 bytes of each channel; the first `live` channels are there.
+template <class Store>
+__device__ __forceinline__ void turn_rows(const scalar_t* source, index_t channel_bytes, int live, Store store) {
+  Cell rows[VECTOR];
+#pragma unroll
+  for (int c = 0; c < VECTOR; ++c) {
+    rows[c] = c < live ? *reinterpret_cast<const Cell*>(source) : Cell{};
+    if (c + 1 < live) source = advanced(source, channel_bytes);
+  }
+#pragma unroll
+  for (int i = 0; i < VECTOR; ++i) {
+    Cell cell;
+#pragma unroll
+    for (int c = 0; c < VECTOR; c += 2) {
+      const unsigned even = rows[c].words[i / 2], odd = rows[c + 1].words[i / 2];
+      cell.words[c / 2] = i % 2 == 0 ? (even & 0xffffu) | odd << 16 : even >> 16 | (odd & 0xffff0000u);
+    }
+    store(i, cell);
+  }
+}
+
+// Whether rows along w consist of eights on 16 bytes.
+__device__ inline bool takes_eights(const Problem& problem, const View<const scalar_t>& input) {
+  return problem.input_size[2] % VECTOR == 0 && rows_aligned(input, 4, VECTOR);
+}
+
+// Channels of one position that lie together, whole cells of them on 16 bytes; places in a volume fit 32 bits.
+__device__ inline bool takes_whole_cells(const Problem& problem, const View<const scalar_t>& input) {
+  bool whole = input.stride[1] == 1 && input.stride[0] % VECTOR == 0 && problem.in_channels / problem.groups % VECTOR == 0 &&
+               reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
+  index_t last = 0;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) {
+    whole = whole && input.stride[2 + axis] >= 0 && input.stride[2 + axis] % VECTOR == 0;
+    last += (problem.input_size[axis] - 1) * input.stride[2 + axis];
+  }
+  return whole && last <= index_t(2147483647);
+}
+
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_lay_out_channels(const Problem problem, const View<const scalar_t> input, accum_t* __restrict__ input_cells,
-                             const int chunks, const int chunk_cells) {
-  // Of 32 voxels a chunk of channels: read along the voxels, written along the channels.
-  __shared__ Cell turned[8][33];
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int all_chunks = problem.groups * chunks, chunk = static_cast<int>(blockIdx.x) % all_chunks;
-  const int size_h = problem.input_size[1], size_w = problem.input_size[2];
-  const index_t first = static_cast<index_t>(blockIdx.x / static_cast<unsigned>(all_chunks)) * 32,
-                voxels = static_cast<index_t>(problem.batch) * problem.input_size[0] * size_h * size_w;
-  const int in_channels = problem.in_channels / problem.groups, channel = (chunk % chunks * chunk_cells + warp) * VECTOR;
-  const index_t voxel = first + lane, plane = voxel / size_w / size_h;
-  const bool inside = voxel < voxels;
-  const scalar_t* const source = inside ? input.at(plane / problem.input_size[0], chunk / chunks * in_channels + channel,
-                                                   plane % problem.input_size[0], voxel / size_w % size_h, voxel % size_w)
-                                        : input.data;
-  scalar_t values[VECTOR];
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) {
-    values[v] = inside && channel + v < in_channels ? source[v * input.stride[1]] : to_scalar(accum_t(0));
+                             const int chunks, const int chunk_cells, const int tiles_w, const int window_w, const int lowest_h,
+                             const int lowest_w, const int cells_h, const int plane_cells, const int zeros) {
+  const int cells = SPECIALIZED(CELLS, chunk_cells), rows_w = SPECIALIZED(WINDOW_W, window_w);
+  int rest = static_cast<int>(blockIdx.x);
+  const auto digit = [&rest](int size) {
+    const int value = rest % size;
+    rest /= size;
+    return value;
+  };
+  const int place = digit(ceil_div(plane_cells, 256)) * 256 + static_cast<int>(threadIdx.x), plane = rest;
+  const int chunk = digit(chunks), group = digit(problem.groups), d = digit(problem.input_size[0]), n = rest;
+  Cell* const laid_out = reinterpret_cast<Cell*>(input_cells);
+  if (blockIdx.x == 0) {
+    for (int i = place; i < zeros; i += 256) laid_out[i] = Cell{};
   }
-  turned[warp][lane] = cell_of(values);
-  __syncthreads();
-  const int thread = static_cast<int>(threadIdx.x), written = thread / chunk_cells;
-  if (first + written < voxels) {
-    reinterpret_cast<Cell*>(input_cells)[((first + written) * all_chunks + chunk) * chunk_cells + thread % chunk_cells] =
-        turned[thread % chunk_cells][written];
+  let_next_begin();
+  if (threadIdx.x == 0) wait_for_packing();  // so that who waits for this launch waits for both
+  if (place >= plane_cells) return;
+  // Threads go along rows of the input.
+  rest = place;
+  const int position = digit(rows_w), part = digit(TILES_M), tile = digit(tiles_w);
+  const int w = (tile * 8 + position) * TILES_M + part + lowest_w, h = rest + lowest_h;
+  const int in_channels = problem.in_channels / problem.groups, channel = chunk * cells * VECTOR;
+  const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(problem.input_size[1]) &&
+                      static_cast<unsigned>(w) < static_cast<unsigned>(problem.input_size[2]);
+  const scalar_t* const source = inside ? input.at(n, group * in_channels + channel, d, h, w) : input.data;
+  const int live = inside ? in_channels - channel : 0;
+  Cell* const target = laid_out + zeros + static_cast<index_t>(plane) * cells * plane_cells +
+                       ((tile * TILES_M + part) * cells_h + rest) * rows_w + position;
+  if (takes_whole_cells(problem, input)) {
+#pragma unroll 4
+    for (int cell = 0; cell < cells; ++cell)
+      target[cell * plane_cells] = cell * VECTOR < live ? reinterpret_cast<const Cell*>(source)[cell] : Cell{};
+    return;
+  }
+#pragma unroll 1
+  for (int cell = 0; cell < cells; cell += 2) {
+    const int left = live - cell * VECTOR;
+    load_cells<2>(left > 0 ? source + cell * VECTOR * input.stride[1] : source,
+                  input.stride[1] * static_cast<index_t>(sizeof(scalar_t)), left,
+                  [&](int i, const Cell& value) { target[(cell + i) * plane_cells] = value; });
   }
 }
 
 // ---- the product ----
-
-template <int number>
-struct Number {
-  static constexpr int value = number;
-};
 
 // A unit of work: the classes of one (d, h) of a tile, for a tile of output channels. (n, d, h, w) is the tile's first output block.
 struct alignas(16) Unit {
@@ -336,27 +447,6 @@ struct Corner {
   int n, d, h, w;
 };
 
-// Channels of one position that lie together, whole cells of them on 16 bytes; places in a volume fit 32 bits.
-__device__ inline bool takes_whole_cells(const Problem& problem, const View<const scalar_t>& input) {
-  bool whole = input.stride[1] == 1 && input.stride[0] % VECTOR == 0 && problem.in_channels / problem.groups % VECTOR == 0 &&
-               reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
-  index_t last = 0;
-#pragma unroll
-  for (int axis = 0; axis < 3; ++axis) {
-    whole = whole && input.stride[2 + axis] >= 0 && input.stride[2 + axis] % VECTOR == 0;
-    last += (problem.input_size[axis] - 1) * input.stride[2 + axis];
-  }
-  return whole && last <= index_t(2147483647);
-}
-
-// Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
-__device__ inline bool rows_aligned(const View<scalar_t>& output, int along, int elements) {
-  bool aligned = reinterpret_cast<index_t>(output.data) % static_cast<index_t>(elements * sizeof(scalar_t)) == 0;
-#pragma unroll
-  for (int axis = 0; axis < 5; ++axis) aligned = aligned && (axis == along || output.stride[axis] % elements == 0);
-  return aligned && output.stride[along] == 1;
-}
-
 // Two sums rounded to elements, in a word.
 __device__ __forceinline__ unsigned rounded_pair(float a, float b) {
 #if defined(__CUDACC__) && defined(CONVT3D_FP16)
@@ -374,11 +464,6 @@ __device__ __forceinline__ unsigned rounded_pair(float a, float b) {
   return pair;
 #endif
 }
-template <int count>
-struct alignas(4 * count) Words {
-  unsigned word[count];
-};
-
 extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_fprop_implicit_gemm_wgmma(
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
     const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
@@ -386,7 +471,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     const int tiles_h, const int tiles_w, const int lowest_d, const int lowest_h, const int lowest_w, const int apart_d,
     const int apart_h, const int apart_w, const int resident, const int window_d, const int window_h, const int window_w,
     const int positions, const int stage_bytes, const int stages, const int slabs, const int slab_bytes, const int tile_cost,
-    const int granule, const int costs) {
+    const int granule, const int costs, const int cells_h, const int plane_cells, const int zeros) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int cells = SPECIALIZED(CELLS, chunk_cells), columns8 = SPECIALIZED(WGMMA_TILES, tile8);
   const int rows_h = SPECIALIZED(WINDOW_H, window_h), rows_w = SPECIALIZED(WINDOW_W, window_w);
@@ -405,34 +490,49 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   if (thread == 0) {
     for (int i = 0; i < stages + slabs; ++i) {
       const unsigned full = base + static_cast<unsigned>(i < stages ? i : i + stages) * 8;
-      mbarrier_init(full, i >= stages ? 1 : stays ? CONSUMERS * 4 : 3);
+      mbarrier_init(full, LAY_OUT || i >= stages ? 1 : stays ? CONSUMERS * 4 : 3);
       mbarrier_init(full + static_cast<unsigned>(i < stages ? stages : slabs) * 8, CONSUMERS * 4);
     }
+    for (int i = 0; i < slabs; ++i) mbarrier_init(base + 512 + static_cast<unsigned>(i) * 8, 1);
     mbarrier_fence_init();
   }
   __syncthreads();
 
   // Load a chunk of the window that begins at an input, by so many warps of which this is number `me`. A warp has 32 positions at a time,
-  // and a thread `batch` cells on their way.
-  const auto load_window = [&](auto batch, int slot, Corner from, int group, int chunk, int me, int warps) {
-    constexpr int BATCH = decltype(batch)::value;
+  // and a thread BATCH cells on their way.
+  const auto load_window = [&](int slot, Corner from, int group, int chunk, int me, int warps) {
+    constexpr int BATCH = RESIDENT ? 4 : 2;
     const int size_d = problem.input_size[0], size_h = problem.input_size[1], size_w = problem.input_size[2];
     const int width = rows_w * TILES_M, count = window_d * rows_h * width,
               lane_now = static_cast<int>(computed_anew(threadIdx.x)) % 32;
     Cell* const target = reinterpret_cast<Cell*>(shared + HEADER + slot * stage_bytes);
-    const bool whole_cells = LAY_OUT || takes_whole_cells(problem, input);
-    const scalar_t* const volume =
-        LAY_OUT
-            ? reinterpret_cast<const scalar_t*>(input_cells) +
-                  (static_cast<index_t>(from.n) * size_d * size_h * size_w * problem.groups * chunks + group * chunks + chunk) *
-                      cells * VECTOR
-            : input.at(from.n, group * in_channels + chunk * cells * VECTOR, 0, 0, 0);
-    const int live = LAY_OUT ? cells * VECTOR : in_channels - chunk * cells * VECTOR;
+    const bool whole_cells = takes_whole_cells(problem, input);
+    const scalar_t* const volume = input.at(from.n, group * in_channels + chunk * cells * VECTOR, 0, 0, 0);
+    const int live = in_channels - chunk * cells * VECTOR;
     const int parts = whole_cells ? 1 : ceil_div(cells, BATCH);
     // Where a position is kept: those of w come in turns from TILES_M parts of the window.
     const auto place_of = [&](int position) { return position % TILES_M * (window_d * rows_h * rows_w) + position / TILES_M; };
+    const bool turns = stays && !whole_cells && takes_eights(problem, input);
+    if (turns) {
+      // A lane turns a cell of channels of eights along w.
+      const int first_w = from.w & -VECTOR, runs = ceil_div(from.w - first_w + width, VECTOR), rows = window_d * rows_h;
 #pragma unroll 1
-    for (int item = me; item * 32 < ceil_div(count, 32) * 32 * parts; item += warps) {
+      for (int item = me * 32 + lane_now; item < cells * rows * runs; item += warps * 32) {
+        const int row = item / runs % rows, cell = item / runs / rows;
+        const int w = first_w + item % runs * VECTOR, h = from.h + row % rows_h, d = from.d + row / rows_h;
+        const bool inside = static_cast<unsigned>(d) < static_cast<unsigned>(size_d) &&
+                            static_cast<unsigned>(h) < static_cast<unsigned>(size_h) &&
+                            static_cast<unsigned>(w) < static_cast<unsigned>(size_w) && cell * VECTOR < live;
+        const index_t place = d * input.stride[2] + h * input.stride[3] + w + cell * VECTOR * input.stride[1];
+        turn_rows(inside ? volume + place : input.data, input.stride[1] * static_cast<index_t>(sizeof(scalar_t)),
+                  inside ? live - cell * VECTOR : 0, [&](int i, const Cell& value) {
+                    const int kept = w + i - from.w;
+                    if (kept >= 0 && kept < width) target[cell * positions + place_of(row * width + kept)] = value;
+                  });
+      }
+    }
+#pragma unroll 1
+    for (int item = me; !turns && item * 32 < ceil_div(count, 32) * 32 * parts; item += warps) {
       const int first = item / parts * 32, position = first + lane_now, part = item % parts;
       const int w = from.w + position % width, h = from.h + position / width % rows_h, d = from.d + position / width / rows_h;
       const bool inside = position < count && static_cast<unsigned>(d) < static_cast<unsigned>(size_d) &&
@@ -440,8 +540,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
                           static_cast<unsigned>(w) < static_cast<unsigned>(size_w);
       if (whole_cells) {
         // Neighbouring lanes copy neighbouring cells; places are counted in cells.
-        const index_t at = LAY_OUT ? ((static_cast<index_t>(d) * size_h + h) * size_w + w) * problem.groups * chunks * cells
-                                   : (d * input.stride[2] + h * input.stride[3] + w * input.stride[4]) / VECTOR;
+        const index_t at = (d * input.stride[2] + h * input.stride[3] + w * input.stride[4]) / VECTOR;
         const int place = inside ? static_cast<int>(at) : -1;
 #pragma unroll(BATCH == 4 ? 4 : 2)
         for (int i = 0; i < cells; ++i) {
@@ -465,6 +564,25 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     fence_async();
     __syncwarp();
   };
+  // Copy a chunk of a window that has been laid out, a plane of a cell and a part at a time.
+  const auto copy_window = [&](const Ring& at, Corner from, int group, int chunk) {
+    const int plane = rows_h * rows_w, copies = cells * TILES_M * window_d;
+    const unsigned bytes = static_cast<unsigned>(plane) * 16;
+    if (lane == 0) mbarrier_arrive_expect(at.full(), static_cast<unsigned>(copies) * bytes);
+    __syncwarp();
+    for (int item = lane; item < copies; item += 32) {
+      const int ahead = item % window_d, part = item / window_d % TILES_M, cell = item / window_d / TILES_M, d = from.d + ahead;
+      const Cell* source = reinterpret_cast<const Cell*>(input_cells);
+      if (static_cast<unsigned>(d) < static_cast<unsigned>(problem.input_size[0])) {
+        const int number = ((from.n * problem.input_size[0] + d) * problem.groups + group) * chunks + chunk;
+        source += zeros + (static_cast<index_t>(number) * cells + cell) * plane_cells +
+                  (((from.w - lowest_w) / 8 + part) * cells_h + from.h - lowest_h) * rows_w;
+      }
+      bulk_copy(stage_base +
+                    static_cast<unsigned>(at.slot * stage_bytes + (cell * positions + (part * window_d + ahead) * plane) * 16),
+                source, bytes, at.full());
+    }
+  };
   // A block owns the units that begin in its share of what all cost.
   const auto first_unit = [&](int block) {
     const int blocks = static_cast<int>(gridDim.x), granules = costs / granule;
@@ -478,12 +596,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   };
   const int either = first_unit(static_cast<int>(blockIdx.x) + lane % 2);
   const int first_number = of_warp(either), count = __shfl_sync(0xffffffffu, either, 1) - first_number;
+  // Blocks of whole tiles begin these with different classes: else all of them would store at the same time.
+  const int turn = granule > 1 ? static_cast<int>(blockIdx.x) : 0;
+  const int first_eh = of_warp(turn % problem.stride[1]), first_ed = of_warp(turn / problem.stride[1] % problem.stride[0]);
   // Each warp keeps its unit in shared memory.
   Unit* const unit = reinterpret_cast<Unit*>(shared + 1024) + warp;
   if (lane == 0) {
     int rest = first_number;
-    unit->eh = rest % problem.stride[1], rest /= problem.stride[1];
-    unit->ed = rest % problem.stride[0], rest /= problem.stride[0];
+    unit->eh = first_eh + rest % problem.stride[1], rest /= problem.stride[1];
+    unit->ed = first_ed + rest % problem.stride[0], rest /= problem.stride[0];
     unit->channel_tile = rest % channel_tiles, rest /= channel_tiles;
     unit->w = rest % tiles_w * tile_w, rest /= tiles_w;
     unit->h = rest % tiles_h * 8, rest /= tiles_h;
@@ -500,17 +621,19 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         digit = 0;
         return true;
       };
-      if (carries(unit->eh, 1, problem.stride[1]) && carries(unit->ed, 1, problem.stride[0]) &&
-          carries(unit->channel_tile, 1, channel_tiles) && carries(unit->w, tile_w, tiles_w * tile_w) &&
-          carries(unit->h, 8, tiles_h * 8) && carries(unit->d, CONSUMERS, tiles_d * CONSUMERS) &&
-          carries(unit->n, 1, problem.batch)) {
+      // The classes of a tile come around from where they began.
+      if (++unit->eh == problem.stride[1]) unit->eh = 0;
+      if (unit->eh == first_eh && ++unit->ed == problem.stride[0]) unit->ed = 0;
+      if (unit->eh == first_eh && unit->ed == first_ed && carries(unit->channel_tile, 1, channel_tiles) &&
+          carries(unit->w, tile_w, tiles_w * tile_w) && carries(unit->h, 8, tiles_h * 8) &&
+          carries(unit->d, CONSUMERS, tiles_d * CONSUMERS) && carries(unit->n, 1, problem.batch)) {
         ++unit->group;
       }
     }
     __syncwarp();
   };
   const auto lowest = [&](int axis, int e) {
-    if (stays) return axis == 0 ? lowest_d : axis == 1 ? lowest_h : lowest_w;
+    if (stays || (LAY_OUT && axis == 2)) return axis == 0 ? lowest_d : axis == 1 ? lowest_h : lowest_w;
     const Taps own = taps[axis * 8 + e];
     return own.first - (own.count - 1) * (axis == 0 ? apart_d : axis == 1 ? apart_h : apart_w);
   };
@@ -518,20 +641,31 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   const auto window_of = [&](int ew) {
     return Corner{unit->n, unit->d + lowest(0, unit->ed), unit->h + lowest(1, unit->eh), unit->w + lowest(2, ew)};
   };
+  const auto begins_tile = [&] { return unit->channel_tile == 0 && unit->ed == first_ed && unit->eh == first_eh; };
+  const auto ends_tile = [&] {
+    return unit->channel_tile + 1 == channel_tiles && (unit->ed + 1) % problem.stride[0] == first_ed &&
+           (unit->eh + 1) % problem.stride[1] == first_eh;
+  };
   const auto row_taps = [&] { return taps[unit->ed].count * taps[8 + unit->eh].count; };
   if (warp >= CONSUMERS * 4) {
 #if CONSUMERS == 2
-    give_registers<RESIDENT ? 24 : 40>();
+    give_registers<RESIDENT && !LAY_OUT ? 24 : 40>();
 #endif
     if (warp < CONSUMERS * 4 + 3) {
-      for (int i = 0; !stays && i < count; ++i, next_unit()) {
-        for (int ew = 0; ew < stride_w; ++ew) {
-          if (row_taps() * taps[16 + ew].count == 0) continue;
-          for (int chunk = 0; chunk < chunks; ++chunk) {
+      if (LAY_OUT) wait_for_packing();
+      const bool loads = LAY_OUT ? warp == CONSUMERS * 4 : !stays;
+      for (int i = 0; loads && i < count; ++i, next_unit()) {
+        if (stays && i > 0 && !begins_tile()) continue;
+        for (int ew = 0; ew < (stays ? 1 : stride_w); ++ew) {
+          if (!stays && row_taps() * taps[16 + ew].count == 0) continue;
+          for (int chunk = 0; chunk < chunks; ++chunk, stage.advance()) {
             mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
-            load_window(Number<2>{}, stage.slot, window_of(ew), unit->group, chunk, warp - CONSUMERS * 4, 3);
+            if (LAY_OUT) {
+              copy_window(stage, window_of(ew), unit->group, chunk);
+              continue;
+            }
+            load_window(stage.slot, window_of(ew), unit->group, chunk, warp - CONSUMERS * 4, 3);
             if (lane == 0) mbarrier_arrive(stage.full());
-            stage.advance();
           }
         }
       }
@@ -558,10 +692,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   }
 
 #if CONSUMERS == 2
-  take_registers<RESIDENT ? 240 : 232>();
+  take_registers<RESIDENT && !LAY_OUT ? 240 : 232>();
 #endif
   float sums[TILES_M][SUMS];
-  const int warpgroup = warp / 4;
+  const int warpgroup = warp / 4, lag = LAY_OUT && CONSUMERS > 1 ? min(2, slabs / 3) : 0;
   // The outputs of a lane's neighbours are whole runs of their row, or eight channels neighbours in memory.
   const bool whole_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
   const bool whole_channels = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
@@ -569,22 +703,60 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * rows_h * rows_w);
   const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);
 
+  // Sums of the first class of w, rounded; then, until products are on their way again, half of the runs that both classes make:
+  // how many quarters of these are yet to be stored, and where.
+  unsigned held[TILES_M][HELD] = {};
+  constexpr int LATE = HELD > 1 ? SUMS / 8 : 0, QUARTER = (LATE + 3) / 4;
+  int late_quarters = 0, late_left = 0;
+  scalar_t* late_targets[2] = {nullptr, nullptr};
+  const auto store_run = [&](scalar_t* target, const Words<TILES_M>& run) { *reinterpret_cast<Words<TILES_M>*>(target) = run; };
+  const auto store_quarter = [&](auto quarter) {
+    constexpr int FIRST = decltype(quarter)::value * QUARTER;
+#pragma unroll
+    for (int t = FIRST; t < FIRST + QUARTER; ++t) {
+      if (t >= LATE || SUMS / 4 - LATE + t >= columns8) break;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          Words<TILES_M> run;
+#pragma unroll
+          for (int m = 0; m < TILES_M; ++m) run.word[m] = held[m][(t * 4 + r * 2 + c) % HELD];
+          if (late_targets[r] != nullptr && (SPECIALIZED(WHOLE_TILES, false) || c < late_left))
+            store_run(late_targets[r] + (c == 0 ? 0 : output.stride[1]), run);
+        }
+        if (late_targets[r] != nullptr)
+          late_targets[r] = advanced(late_targets[r], 8 * output.stride[1] * static_cast<index_t>(sizeof(scalar_t)));
+      }
+      late_left -= 8;
+    }
+  };
+  const auto store_late = [&] {
+    if (late_quarters == 4)
+      store_quarter(Number<0>{});
+    else if (late_quarters == 3)
+      store_quarter(Number<1>{});
+    else if (late_quarters == 2)
+      store_quarter(Number<2>{});
+    else
+      store_quarter(Number<3>{});
+    --late_quarters;
+  };
+
   for (int i = 0; i < count; ++i, next_unit()) {
-    if (stays && (i == 0 || unit->channel_tile + unit->ed + unit->eh == 0)) {
+    if (stays && !LAY_OUT && (i == 0 || begins_tile())) {
       Ring fresh = stage;
       for (int chunk = 0; chunk < chunks; ++chunk, fresh.advance()) {
         mbarrier_wait(fresh.empty(), fresh.parity ^ 1u);
-        load_window(Number<4>{}, fresh.slot, window_of(0), unit->group, chunk, warp, CONSUMERS * 4);
+        load_window(fresh.slot, window_of(0), unit->group, chunk, warp, CONSUMERS * 4);
         if (lane == 0) mbarrier_arrive(fresh.full());
       }
     }
-    unsigned held[TILES_M][HELD];
 #pragma unroll 1
     for (int ew = 0; ew < stride_w; ++ew) {
       const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh], taps_w = taps[16 + ew];
       const int count_d = of_warp(taps_d.count), count_h = of_warp(taps_h.count), count_w = of_warp(taps_w.count);
-      const bool last = i + 1 == count || (unit->channel_tile + 1 == channel_tiles && unit->ed + 1 == problem.stride[0] &&
-                                           unit->eh + 1 == problem.stride[1]);
+      const bool last = i + 1 == count || ends_tile();
       const bool releases = of_warp(!stays || (last && ew == stride_w - 1)) != 0;
       const unsigned origin =
           first_stage +
@@ -595,7 +767,18 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
 #pragma unroll
       for (int s = 0; s < TILES_M * SUMS; ++s) sums[s / SUMS][s % SUMS] = 0.0f;
       Ring at = stage;
-      unsigned read_slab = 0;  // what the products before the newest ones have read is given back
+      unsigned read_slab = 0, read_stage = 0;  // what the products before the newest ones have read is given back
+      // The first warpgroup passes slabs on: it is ahead of the others, so that one multiplies while another stores.
+      Ring passed = slab;
+      int ahead_slabs = 0;
+      const auto pass = [&] {
+        if (thread == 0) mbarrier_arrive(base + 512 + static_cast<unsigned>(passed.slot) * 8);
+        passed.advance();
+      };
+      const auto give_back = [&](unsigned& read) {
+        if (lane == 0 && read != 0) mbarrier_arrive(read);
+        read = 0;
+      };
       for (int chunk = 0; (has_taps || (stays && releases)) && chunk < chunks; ++chunk) {
         mbarrier_wait(at.full(), at.parity);
         unsigned plane = origin + (static_cast<unsigned>(at.slot * stage_bytes) >> 4);
@@ -603,7 +786,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
           unsigned row = plane;
           for (int jh = 0; jh < count_h; ++jh, row -= static_cast<unsigned>(apart_h * rows_w)) {
             for (int jw = 0, ahead = ahead_w; jw < count_w; ++jw, ahead -= apart_w) {
+              if (lag > 0 && warpgroup > 0) mbarrier_wait(base + 512 + static_cast<unsigned>(slab.slot) * 8, slab.parity);
               mbarrier_wait(slab.full(), slab.parity);
+              if (lag > 0 && warpgroup == 0 && ahead_slabs++ >= lag) pass();
               wgmma_fence();
               const unsigned b = first_slab + (static_cast<unsigned>(slab.slot * slab_bytes) >> 4);
 #pragma unroll
@@ -617,22 +802,26 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
                 }
               }
               wgmma_commit();
+              if (late_quarters > 0) store_late();
               wgmma_wait<1>();
-              if (lane == 0 && read_slab != 0) mbarrier_arrive(read_slab);
+              give_back(read_stage);
+              give_back(read_slab);
               read_slab = slab.empty();
               slab.advance();
             }
           }
         }
-        if (releases) {
-          wgmma_wait<0>();
-          __syncwarp();  // all lanes have seen it full
-          if (lane == 0) mbarrier_arrive(at.empty());
-        }
+        give_back(read_stage);
+        if (releases) read_stage = at.empty();
         at.advance();
       }
+      if (lag > 0 && warpgroup == 0) {
+        for (int left = min(ahead_slabs, lag); left > 0; --left) pass();
+      }
       wgmma_wait<0>();
-      if (lane == 0 && read_slab != 0) mbarrier_arrive(read_slab);
+      __syncwarp();  // all lanes have seen it full
+      give_back(read_stage);
+      give_back(read_slab);
       if (releases && (stays || has_taps)) stage = at;
 
       // Of a patch's rows a lane has number lane / 4 of w in two neighbouring rows of h, and of eight channels two: the bias added and
@@ -659,6 +848,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         }
       };
       if constexpr (HELD > 1) {
+        while (late_quarters > 0) store_late();
         if (whole_runs && ew == 0) {
           finish_sums(held);
           continue;
@@ -694,12 +884,23 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
                 run[0].word[m] = (before & 0xffffu) | now << 16;
                 run[1].word[m] = before >> 16 | (now & 0xffff0000u);
               }
+              if (j >= SUMS / 4 - LATE) {
+#pragma unroll
+                for (int m = 0; m < TILES_M; ++m) {
+                  const int at = (j - (SUMS / 4 - LATE)) * 4 + r * 2;
+                  held[m][at % HELD] = run[0].word[m], held[m][(at + 1) % HELD] = run[1].word[m];
+                }
+                continue;
+              }
               const bool stored = live[r] && w < problem.output_size[2];
-              if (stored && left > 0) *reinterpret_cast<Words<TILES_M>*>(targets[r]) = run[0];
-              if (stored && left > 1) *reinterpret_cast<Words<TILES_M>*>(targets[r] + output.stride[1]) = run[1];
+              if (stored && left > 0) store_run(targets[r], run[0]);
+              if (stored && left > 1) store_run(targets[r] + output.stride[1], run[1]);
               targets[r] = advanced(targets[r], ahead);
             }
           }
+          late_quarters = 4, late_left = out_channels - first_channel - (SUMS / 4 - LATE) * 8;
+#pragma unroll
+          for (int r = 0; r < 2; ++r) late_targets[r] = live[r] && w < problem.output_size[2] ? targets[r] : nullptr;
           continue;
         }
       }
@@ -758,4 +959,5 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       }
     }
   }
+  while (HELD > 1 && late_quarters > 0) store_late();
 }

@@ -166,6 +166,8 @@ def test_packing_reads_the_weight_alone() -> None:
         Kernel.from_source(PACKING.replace("pack(const", "pack(const float* input, const"))
     with pytest.raises(KernelError, match="packs='packed': must name a workspace"):
         Kernel.from_source(PACKING.replace('packs = "packed_weight"', 'packs = "packed"'))
+    with pytest.raises(KernelError, match="prepares='packed': must name a workspace that pack takes"):
+        Kernel.from_source(PACKING.replace('packs = "packed_weight"', 'prepares = "packed"'))
 
 
 def test_architectures() -> None:

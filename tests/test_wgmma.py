@@ -196,14 +196,15 @@ def test_a_block_that_ends_before_its_copies_have_landed(name: str, right: str, 
 
 @pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if kernel.waits_for_packing])
 def test_who_does_not_wait_for_the_packing_is_found(name: str) -> None:
-    """A launch that may begin beside the one that packs has to wait for it; nobody else is launched so."""
+    """A launch that may begin beside the one that packs, or lays out, has to wait for it; nobody else is launched so."""
     kernel, dtype = kernels()[name], kernels()[name].dtypes[0]
     problem = Problem.parse("n4_c16to8_i4x16x16_k2_s2_g2_bias")
     launches = kernel.plan(problem, dtype).launches
-    assert [launch.beside_packing for launch in launches] == [False] * (len(launches) - 1) + [True]
+    packing = [launch.packs is not None for launch in launches].index(True)
+    assert [launch.beside for launch in launches] == [place > packing for place in range(len(launches))]
     assert verify(HostBackend(), kernel, problem, dtype, "exact", 0).ok
     trial = Kernel.from_source(kernel.source.replace("wait_for_packing();", ";"), "mistaken")
-    with pytest.raises(LaunchError, match="has not waited for the launch that packs"):
+    with pytest.raises(LaunchError, match="has not waited for the launch before it"):
         verify(HostBackend(), trial, problem, dtype, "exact", 0)
     trial = Kernel.from_source(kernel.source.replace("wait_for_packing();", "if (blockIdx.x != 0) wait_for_packing();"), "mistaken")
     assert launches[-1].grid[0] > 1
@@ -401,6 +402,7 @@ CLASSES = (
     *("n1_c40to8_i2x4x17_k3x2x5_s2_p1x0x2_bias", "n1_c12to20_i3x4x6_k2x1x2_s3x1x2_op1x0x0_g2_bias"),
     *("n2_c8to24_i3x8x33_k3_p1", "n1_c8to8_i3x5x7_k3_s2x1x4_p1_d3x2x1_bias"),
     *("n1_c300to8_i2x3x8_k3x4x4_s2_p1_op1x0x0_bias", "n1_c64to8_i1x8x16_k1_s2x2x1_op1x1x0_bias"),
+    *("n2_c8to104_i3x4x8_k3_s2_p1_op1_bias", "n1_c9to8_i2x3x16_k4_s2_p1"),
 )
 
 
@@ -442,30 +444,54 @@ def test_how_classes_are_shared_out() -> None:
 
 CLASS_MISTAKES = {
     "window not waited for": ("        mbarrier_wait(at.full(), at.parity);\n", ""),
-    "window never given back": ("          if (lane == 0) mbarrier_arrive(at.empty());\n", ""),
-    "window given back before it is read": ("          wgmma_wait<0>();\n          __syncwarp();", "          __syncwarp();"),
-    "next window loaded over this one": ("        mbarrier_wait(fresh.empty(), fresh.parity ^ 1u);\n", ""),
+    "window never given back": ("        if (releases) read_stage = at.empty();\n", ""),
+    "window given back before it is read": ("if (releases) read_stage = at.empty();", "if (releases && lane == 0) mbarrier_arrive(at.empty());"),
+    "next window copied over this one": ("            mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);\n", ""),
+    "window announced without its bytes": (
+        "mbarrier_arrive_expect(at.full(), static_cast<unsigned>(copies) * bytes)",
+        "mbarrier_arrive(at.full())",
+    ),
+    "planes beyond the input": ("if (static_cast<unsigned>(d) < static_cast<unsigned>(problem.input_size[0])) {", "{"),
+    "planes of zeros left as they were": ("laid_out[i] = Cell{};", ";"),
+    "rows of another tile": ("((from.w - lowest_w) / 8 + part)", "part"),
     "slab not waited for": ("              mbarrier_wait(slab.full(), slab.parity);\n", ""),
     "slab given back before it is read": ("              wgmma_wait<1>();\n", ""),
     "slab announced without its bytes": (
         "mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes))",
         "mbarrier_arrive(slab.full())",
     ),
-    "sums stored before they are there": ("      wgmma_wait<0>();\n      if (lane == 0 && read_slab", "      if (lane == 0 && read_slab"),
-    "copies not waited for": ("    cp_async_wait_all();\n", ""),
+    "the last slabs of a class not passed on": ("for (int left = min(ahead_slabs, lag)", "for (int left = min(ahead_slabs, 0)"),
+    "sums stored before they are there": ("      wgmma_wait<0>();\n      __syncwarp();", "      __syncwarp();"),
     "sums of the class before": ("      for (int s = 0; s < TILES_M * SUMS; ++s) sums[s / SUMS][s % SUMS] = 0.0f;\n", ""),
     "taps the other way round": ("ahead -= apart_w)", "ahead += apart_w)"),
     "parts of a window": ("(ahead + m) % TILES_M", "m % TILES_M"),
     "the pair's halves": ("(before & 0xffffu) | now << 16", "(now & 0xffffu) | before << 16"),
+    "half of the runs never stored": ("  while (HELD > 1 && late_quarters > 0) store_late();\n}", "}"),
+    "late runs overwritten": ("        while (late_quarters > 0) store_late();\n", "        late_quarters = 0;\n"),
+    "late runs of other channels": ("constexpr int FIRST = decltype(quarter)::value * QUARTER;", "constexpr int FIRST = 0;"),
     "channels traded with another lane": ("bit < 4; bit *= 2", "bit < 2; bit *= 2"),
     "a share ends where the next has begun": ("granules / blocks * block + min(block, granules % blocks)", "granules / blocks * block"),
+    "a tile ends with the last class, wherever it began": (
+        "(unit->eh + 1) % problem.stride[1] == first_eh",
+        "unit->eh + 1 == problem.stride[1]",
+    ),
+}
+# Mistakes in windows that are not laid out.
+WINDOW_MISTAKES = {
+    "next window loaded over this one": ("        mbarrier_wait(fresh.empty(), fresh.parity ^ 1u);\n", ""),
+    "copies not waited for": ("    cp_async_wait_all();\n", ""),
+    "a run too few": ("ceil_div(from.w - first_w + width, VECTOR)", "ceil_div(width, VECTOR)"),
+    "channels of a run": ("i % 2 == 0 ? (even & 0xffffu) | odd << 16", "i % 2 == 0 ? (odd & 0xffffu) | even << 16"),
+    "a run's end": ("if (kept >= 0 && kept < width)", "if (kept >= 0 && kept + 1 < width)"),
 }
 
 
-@pytest.mark.parametrize("mistake", CLASS_MISTAKES)
+@pytest.mark.parametrize("mistake", [*CLASS_MISTAKES, *WINDOW_MISTAKES])
 def test_mistakes_in_classes_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, problem) for problem in map(Problem.parse, CLASSES) for seed in (0, 1)]
-    assert_found(kernels()["fprop_implicit_gemm_wgmma"], *CLASS_MISTAKES[mistake], tried)
+    laid_out = mistake in CLASS_MISTAKES
+    right, wrong = (CLASS_MISTAKES if laid_out else WINDOW_MISTAKES)[mistake]
+    assert_found(kernels()["fprop_implicit_gemm_wgmma"], right, wrong, tried, LAY_OUT=int(laid_out))
 
 
 # Rows of 64 blocks and patches of 8 x 8, some beyond the end of the output; rows that begin at any place in 16 bytes; several tiles of
@@ -547,7 +573,7 @@ def test_mistakes_in_blocks_are_found(mistake: str, assert_found: Callable[..., 
 
 @pytest.mark.parametrize("name", ["n1_c16to8_i4x8x16_k3_s2_p1", "n1_c512to8_i4x8x16_k4_s2_p1"])
 def test_the_fence_of_a_window_is_in_the_binary(name: str) -> None:
-    kernel, problem = kernels()["fprop_implicit_gemm_wgmma"], Problem.parse(name)
+    kernel, problem = kernels()["fprop_implicit_gemm_wgmma"].replace_tunables(LAY_OUT=0), Problem.parse(name)
     assert ptx_of(kernel, "bf16", problem).count("fence.proxy.async") == 1
 
 

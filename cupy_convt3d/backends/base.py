@@ -88,7 +88,7 @@ class Arguments:
 
 
 class Packed(NamedTuple):
-    """A workspace that a launch packs: where it is, and its bytes."""
+    """A workspace that a launch prepares: where it is, and its bytes."""
 
     address: int
     size: int
@@ -97,11 +97,11 @@ class Packed(NamedTuple):
 def launch_in_order(
     module: Module, steps: Iterable[tuple[PlannedLaunch, Arguments]], workspace: Mapping[str, Packed], stream: int, seed: int
 ) -> None:
-    """Launch one after another, each beside what packs for it where it waits for that itself."""
+    """Launch one after another, each beside what prepares a workspace for it where it waits for that itself."""
     before: PlannedLaunch | None = None
     for launch, arguments in steps:
-        packs = before.packs if before is not None and launch.beside_packing else None
-        module.launch(launch, arguments, stream, seed, None if packs is None else workspace[packs])
+        prepared = before.prepares if before is not None and launch.beside else None
+        module.launch(launch, arguments, stream, seed, None if prepared is None else workspace[prepared])
         before = launch
 
 
@@ -113,7 +113,7 @@ class Module(ABC):
         """Launch one function; asynchronous where the backend is.
 
         Args:
-            beside: what the launch right before it in the stream packs, where this one may begin before it is packed.
+            beside: what the launch right before it in the stream prepares, where this one may begin meanwhile.
         """
 
     @abstractmethod

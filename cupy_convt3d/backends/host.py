@@ -185,7 +185,7 @@ class HostModule(Module):
         grid, block = (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block)
         with _LOCK:
             number, shared = self._numbers[launch.symbol], launch.shared_bytes
-            if beside is not None:  # what is packed is held back until the kernel waits for it
+            if beside is not None:  # what is prepared is held back until the kernel waits for it
                 packed = ctypes.create_string_buffer(ctypes.string_at(beside.address, beside.size), beside.size)
                 ctypes.memset(beside.address, 0xFF, beside.size)  # NaN in every float type
                 self._hold_back(beside.address, packed, beside.size // 4)
@@ -194,7 +194,7 @@ class HostModule(Module):
             if failed:
                 raise LaunchError(f"{self._name}: {self._library.convt3d_message().decode(errors='replace')}")
             if left:
-                raise LaunchError(f"{self._name}: {launch.symbol} has not waited for the launch that packs (wait_for_packing)")
+                raise LaunchError(f"{self._name}: {launch.symbol} has not waited for the launch before it (wait_for_packing)")
 
     def attributes(self, symbol: str) -> dict[str, int]:
         return {"shared_bytes": self._library.convt3d_static_shared_bytes()}
