@@ -770,7 +770,6 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       unsigned read_slab = 0, read_stage = 0;  // what the products before the newest ones have read is given back
       // The first warpgroup passes slabs on: it is ahead of the others, so that one multiplies while another stores.
       Ring passed = slab;
-      int ahead_slabs = 0;
       const auto pass = [&] {
         if (thread == 0) mbarrier_arrive(base + 512 + static_cast<unsigned>(passed.slot) * 8);
         passed.advance();
@@ -781,6 +780,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       };
       for (int chunk = 0; (has_taps || (stays && releases)) && chunk < chunks; ++chunk) {
         mbarrier_wait(at.full(), at.parity);
+        int ahead_slabs = 0;
         unsigned plane = origin + (static_cast<unsigned>(at.slot * stage_bytes) >> 4);
         for (int jd = 0; has_taps && jd < count_d; ++jd, plane -= static_cast<unsigned>(apart_d * rows_h * rows_w)) {
           unsigned row = plane;
@@ -811,12 +811,11 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
             }
           }
         }
+        // All of them at the end of a chunk, so that the second does not keep the stage that the first waits for.
+        for (int left = min(ahead_slabs, lag); left > 0; --left) pass();
         give_back(read_stage);
         if (releases) read_stage = at.empty();
         at.advance();
-      }
-      if (lag > 0 && warpgroup == 0) {
-        for (int left = min(ahead_slabs, lag); left > 0; --left) pass();
       }
       wgmma_wait<0>();
       __syncwarp();  // all lanes have seen it full

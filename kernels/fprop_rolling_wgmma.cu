@@ -132,15 +132,16 @@ packed_weight = "groups * channel_tiles * kernel_h * row_taps * chunks * tap_byt
 input_cells = "cells_launch * groups * chunks * parts * chunk_cells * input_d * span * 4"
 
 [[launch]]
-symbol = "convt3d_lay_out_cells"
-when = "cells_launch"
-grid = "input_d * groups * chunks * ceil_div(span, 256) if batch > 0 else 0"
-block = 256
-
-[[launch]]
 symbol = "convt3d_pack_rolling_weight"
 packs = "packed_weight"
 grid = "groups * channel_tiles * kernel_h * row_taps * chunks"
+block = 256
+
+[[launch]]
+symbol = "convt3d_lay_out_cells"
+when = "cells_launch"
+prepares = "input_cells"
+grid = "input_d * groups * chunks * ceil_div(span, 256) if batch > 0 else 0"
 block = 256
 
 [[launch]]
@@ -578,6 +579,8 @@ extern "C" __global__ void convt3d_lay_out_cells(const Problem problem, const Vi
                                                  accum_t* __restrict__ input_cells, const int rows, const int pitch,
                                                  const int m_first, const int offset_h, const int offset_w, const int span,
                                                  const int chunks, const int chunk_cells) {
+  let_next_begin();
+  if (threadIdx.x == 0) wait_for_packing();  // so that who waits for this launch waits for both
   const int tiles = ceil_div(span, 256), in_channels = problem.in_channels / problem.groups;
   unsigned block = blockIdx.x;  // ((plane * groups + group) * chunks + chunk) * tiles + tile
   const int index = static_cast<int>(block % tiles) * 256 + static_cast<int>(threadIdx.x);
@@ -851,6 +854,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         load(SourceTag<ANY_STRIDES>{});
       }
     } else if (loader < loaders + 32 && from_cells) {
+      wait_for_packing();
       Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
       const unsigned cell_bytes = static_cast<unsigned>(positions) * 16;
       const int cell_rows = PARTS * cell_count;
