@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
@@ -73,7 +73,9 @@ def _code_digest(kernel: Kernel, headers: str) -> str:
                 waiting.append((path.parent, path.read_text()))
     texts += [path.read_text() for path in sorted(seen)]
     tables = (kernel.specialize, kernel.constants, kernel.restrictions, kernel.workspace)
-    declared = (kernel.dtypes, kernel.launches, *map(dict, tables))
+    # What is left at its default is left out, so that entries outlive a new key of the declaration.
+    launches = [{f.name: value for f in fields(launch) if (value := getattr(launch, f.name)) != f.default} for launch in kernel.launches]
+    declared = (kernel.dtypes, launches, *map(dict, tables))
     code = [" ".join(_COMMENT_OR_STRING.sub(lambda m: " " if m[0][0] == "/" else m[0], text).split()) for text in texts]
     return hashlib.sha256("\0".join([repr(declared), *code]).encode()).hexdigest()[:16]
 
