@@ -35,7 +35,7 @@ __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "resolve
 Progress = Callable[[int, int, str], None]
 
 _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
-_MOST_HOST_THREADS = 2**15  # of a larger problem: a wgrad kernel has a block for each weight
+_MOST_HOST_THREADS = 2**16  # of a larger problem: a wgrad kernel has a block for each weight
 
 
 class _Found(BaseException):

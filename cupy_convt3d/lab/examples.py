@@ -163,7 +163,7 @@ _MODES = {
     # all voxels of a tile of 128, which that many groups ask for, with two chunks of channels that are read as vectors of channels
     "n1_c144to6_i1x1x128_k1_g6": (1,),
     "n1_c8to2_i1x1x500_k1x2x1": (0,),  # what follows the last position is not staged, and beyond shared memory
-    "n1_c272to9_i2x3x5_k3x3x4_s2_p1_bias": (0, 1),  # more channels than shared memory keeps of a tile, in classes of several taps
+    "n1_c272to9_i2x8x5_k3x3x4_s2_p1_bias": (0, 1),  # more channels than shared memory keeps of a tile, in classes of several taps
     "n1_c9to9_i1x2x66_k1x3x3_s1x2x2_p0x1x1_bias": (0, 1),  # rows of more than 64 blocks, at any place in 16 bytes, through shared memory
     "n1_c1to676_i1_k1": (0,),  # columns that six tiles of 112 leave four of
     "n1_c6to216_i1x1x16_k1_g3": (0,),  # rows stored as vectors with one tap each, more columns than the threads take at once
@@ -221,6 +221,9 @@ _MODES = {
     # a tile that begins where no output does, behind a row; several tiles of channels, each in rounds of which the last has fewer
     "n1_c1to8_i1x16x20_k1_s1x2x1_p0x0x2": (0,),
     "n1_c1to80_i2x3x9_k3x1x1_s2x2x1_p1x0x0_d2x1x1": (2,),
+    # an input laid out row by row, of a few positions more than four times 256; runs of which a lane stores several after others
+    "n1_c1to1_i1x50x2_k1x3x3_s1x2x2_p0x1x1": (0,),
+    "n1_c2to120_i2x1x8_k1x1x2_s1x1x2": (0,),
     # two classes of rows beside rows without taps, residues of w of the next position; odd rows of several tiles of channels
     "n1_c1to9_i1x3x4_k1x2x2_s1x4x3_p0x0x1_d1x2x3": (0,),
     "n1_c1to200_i1x1x3_k1x1x3_s1x1x2": (2,),
