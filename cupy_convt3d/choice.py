@@ -43,9 +43,9 @@ _FPROP = {
 # 432 by a tenth where it is tuned. fprop_patch_wgmma fills shared memory with weights first.
 FEW_VOXELS = 256
 # From so many channels on (in channels_last half as many) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by
-# fprop_rolling_wgmma: on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too).
+# fprop_rolling_wgmma: on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too, but not in TF32).
 WIDE_CHANNELS = 64
-# With so many, fprop_stationary_wgmma is the quickest in NCDHW, where it has room for the weights: on an H200 with 32 and 64.
+# With so many, fprop_stationary_wgmma is the quickest where it has room for the weights: on an H200 with 32 and 64.
 NARROW_CHANNELS = (16, 64)
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,
@@ -258,14 +258,16 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
         least, most = NARROW_CHANNELS
         both = (problem.in_channels, problem.out_channels)
         strided = problem.stride == (2, 2, 2) and problem.dilation == (1, 1, 1)
-        if question.layout == "channels_last" or not strided or problem.groups > 1 or min(both) < least or max(both) > most:
-            return f"is the quicker in NCDHW where the stride is 2 and {least} to {most} channels are in one group, so others come first"
+        if not strided or problem.groups > 1 or min(both) < least or max(both) > most:
+            return f"is the quicker where the stride is 2 and {least} to {most} channels are in one group, so others come first"
         return None
     if name == "fprop_implicit_gemm_wgmma":
         channels = min(problem.in_channels, problem.out_channels) // problem.groups
         least = WIDE_CHANNELS // 2 if question.layout == "channels_last" else WIDE_CHANNELS
         if problem.stride != (2, 2, 2) or problem.dilation != (1, 1, 1) or channels < least:
             return f"is the quicker where the stride is 2 and a group has {least} channels in and out, so others come first"
+        if question.layout == "channels_last" and DTYPES[question.precision].itemsize == 4:
+            return "stores pairs of channels in TF32 where these lie together, so others come first"
         return None
     if name != "fprop_patch_wgmma":
         return None

@@ -1,6 +1,6 @@
 /* convt3d
 pass = "fprop"
-dtypes = ["bf16", "fp16"]
+dtypes = ["tf32", "bf16", "fp16"]
 architectures = ["sm_90a"]
 
 [search]
@@ -19,9 +19,9 @@ RESIDENT = "resident"
 WHOLE_TILES = "whole_tiles"
 
 [constants]
-# Columns of a product: channels of a tile, in eights.
+# Columns of a product: channels of a tile, in eights; in TF32 half as many, for the sums of two classes.
 out_tiles = "ceil_div(out_channels_per_group, 8)"
-channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS, 256 // TILES_M) // 8))"
+channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS * 2 // itemsize, 256 // TILES_M) // 8))"
 tile8 = "ceil_div(out_tiles, channel_tiles)"
 whole_tiles = "1 if out_channels_per_group == channel_tiles * tile8 * 8 else 0"
 # Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
@@ -53,16 +53,18 @@ all_w = "ceil_div(padding_w, stride_w) - lowest_w"
 one_d = "(kernel_d - 1) // period_d * apart_d"
 one_h = "(kernel_h - 1) // period_h * apart_h"
 one_w = "(kernel_w - 1) // period_w * apart_w"
+# In TF32 both classes of w at a stride of 2 are multiplied together, from one window, where a thread has registers for their sums.
+both = "1 if itemsize == 4 and stride_w == 2 and tile8 * TILES_M <= 16 else 0"
 # A window is kept in TILES_M parts, each with every TILES_M-th position of w; an odd number of positions.
 all_positions = "(CONSUMERS + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_M)) * TILES_M // 2 * 2 + 1"
-one_positions = "(CONSUMERS + one_d) * (8 + one_h) * (8 + ceil_div(all_w if LAY_OUT else one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
+one_positions = "(CONSUMERS + one_d) * (8 + one_h) * (8 + ceil_div(all_w if LAY_OUT or both else one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 
 slab_bytes = "128 * chunk_cells * tile8"
 memory = "230912 - 3 * slab_bytes"
 # Where all channels of a tile's inputs fit they stay for all classes.
 resident = "1 if 16 * chunk_cells * all_positions * chunks <= memory and chunks <= 16 else 0"
 # Laid-out windows are those of all classes of w.
-reach_w = "all_w if resident or LAY_OUT else one_w"
+reach_w = "all_w if resident or LAY_OUT or both else one_w"
 window_d = "CONSUMERS + (all_d if resident else one_d)"
 window_h = "8 + (all_h if resident else one_h)"
 window_w = "8 + ceil_div(reach_w, TILES_M)"
@@ -140,7 +142,7 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d/specialized.cuh"
 #include "convt3d/wgmma_rows.cuh"
 
-// Patches of 64 output blocks that a warpgroup has (1, 2 or 4); at most so many columns and cells of a chunk.
+// Patches of 64 output blocks that a warpgroup has (1, 2 or 4); at most so many columns (in TF32 half as many) and cells of a chunk.
 #ifndef TILES_M
 #define TILES_M 2
 #endif
@@ -183,7 +185,7 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 
 #if defined(__CUDACC__)
 #define SUMS (WGMMA_TILES * 4)
-#define HELD (STRIDE_W == 2 ? SUMS / 2 : 1)
+#define HELD (STRIDE_W == 2 && (HALVES || WGMMA_TILES * TILES_M <= 16) ? SUMS / 2 : 1)
 #else
 #define SUMS (128 / TILES_M)
 #define HELD (SUMS / 2)
@@ -191,7 +193,9 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 
 constexpr int HEADER =
     1536;  // bytes in shared memory: barriers, from 512 on those of slabs passed on, from 640 on taps, from 1024 on units
-constexpr int VECTOR = 8;  // channels in a cell of 16 bytes
+constexpr bool HALVES = sizeof(scalar_t) == 2;
+constexpr int VECTOR = 16 / sizeof(scalar_t);              // channels in a cell of 16 bytes
+constexpr int RUN = 2 * TILES_M / (4 / sizeof(scalar_t));  // words of a lane's neighbours along w, of both classes
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -205,8 +209,13 @@ struct alignas(16) Cell {
 
 __device__ inline Cell cell_of(const scalar_t (&values)[VECTOR]) {
   Cell cell;
+#if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
 #pragma unroll
   for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
+#else
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) cell.words[v] = nearest_tf32(values[v]);
+#endif
   return cell;
 }
 
@@ -242,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(PACKED_TAPS* PACKED_COLUMNS)
                                       const int chunks, const int chunk_cells, const int period_d, const int period_h,
                                       const int period_w) {
   // Read along the taps, which lie together, written along the columns.
-  __shared__ unsigned short turned[VECTOR][PACKED_COLUMNS][PACKED_TAPS + 2];
+  __shared__ scalar_t turned[VECTOR][PACKED_COLUMNS][PACKED_TAPS + 2];
   __shared__ Taps classes[3][8];
   let_next_begin();
   const int thread = static_cast<int>(threadIdx.x), columns = tile8 * 8;
@@ -267,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(PACKED_TAPS* PACKED_COLUMNS)
                                                    tap / kernel_w % kernel_h, tap % kernel_w);
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v) {
-      turned[v][column][thread % PACKED_TAPS] = (v < live ? *source : to_scalar(accum_t(0))).bits;
+      turned[v][column][thread % PACKED_TAPS] = v < live ? *source : to_scalar(accum_t(0));
       if (v + 1 < live) source = advanced(source, weight.stride[0] * static_cast<index_t>(sizeof(scalar_t)));
     }
   }
@@ -293,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(PACKED_TAPS* PACKED_COLUMNS)
       static_cast<index_t>(group * channel_tiles + tile) * (taps * chunks) + before + cell / chunk_cells * count + number;
   scalar_t values[VECTOR];
 #pragma unroll
-  for (int v = 0; v < VECTOR; ++v) values[v].bits = turned[v][thread % PACKED_COLUMNS][own];
+  for (int v = 0; v < VECTOR; ++v) values[v] = turned[v][thread % PACKED_COLUMNS][own];
   reinterpret_cast<Cell*>(packed_weight)[(slab * chunk_cells + cell % chunk_cells) * columns + column] = cell_of(values);
 }
 
@@ -331,7 +340,7 @@ __device__ inline bool rows_aligned(const View<T>& output, int along, int elemen
   return aligned && output.stride[along] == 1;
 }
 
-// The cells of eight neighbours along w, read as 16 bytes of each channel; the first `live` channels are there.
+// The cells of VECTOR neighbours along w, read as 16 bytes of each channel; the first `live` channels are there.
 template <class Store>
 __device__ __forceinline__ void turn_rows(const scalar_t* source, index_t channel_bytes, int live, Store store) {
   Cell rows[VECTOR];
@@ -343,17 +352,22 @@ __device__ __forceinline__ void turn_rows(const scalar_t* source, index_t channe
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i) {
     Cell cell;
+#if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
 #pragma unroll
     for (int c = 0; c < VECTOR; c += 2) {
       const unsigned even = rows[c].words[i / 2], odd = rows[c + 1].words[i / 2];
       cell.words[c / 2] = i % 2 == 0 ? (even & 0xffffu) | odd << 16 : even >> 16 | (odd & 0xffff0000u);
     }
+#else
+#pragma unroll
+    for (int c = 0; c < VECTOR; ++c) cell.words[c] = nearest_tf32(__uint_as_float(rows[c].words[i]));
+#endif
     store(i, cell);
   }
 }
 
-// Whether rows along w consist of eights on 16 bytes.
-__device__ inline bool takes_eights(const Problem& problem, const View<const scalar_t>& input) {
+// Whether rows along w consist of 16 bytes on such.
+__device__ inline bool takes_rows(const Problem& problem, const View<const scalar_t>& input) {
   return problem.input_size[2] % VECTOR == 0 && rows_aligned(input, 4, VECTOR);
 }
 
@@ -403,8 +417,12 @@ extern "C" __global__ void __launch_bounds__(256)
                        ((tile * TILES_M + part) * cells_h + rest) * rows_w + position;
   if (takes_whole_cells(problem, input)) {
 #pragma unroll 4
-    for (int cell = 0; cell < cells; ++cell)
-      target[cell * plane_cells] = cell * VECTOR < live ? reinterpret_cast<const Cell*>(source)[cell] : Cell{};
+    for (int cell = 0; cell < cells; ++cell) {
+      const Cell loaded = cell * VECTOR < live ? reinterpret_cast<const Cell*>(source)[cell] : Cell{};
+      scalar_t values[VECTOR];
+      memcpy(values, &loaded, sizeof values);
+      target[cell * plane_cells] = cell_of(values);
+    }
     return;
   }
 #pragma unroll 1
@@ -447,6 +465,13 @@ struct Corner {
   int n, d, h, w;
 };
 
+// Keeps what is done with a sum behind the wait for the products that make it.
+__device__ __forceinline__ void keep_here(float& sum) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+f"(sum)::"memory");
+#endif
+}
+
 // Two sums rounded to elements, in a word.
 __device__ __forceinline__ unsigned rounded_pair(float a, float b) {
 #if defined(__CUDACC__) && defined(CONVT3D_FP16)
@@ -477,6 +502,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   const int rows_h = SPECIALIZED(WINDOW_H, window_h), rows_w = SPECIALIZED(WINDOW_W, window_w);
   const int stride_w = SPECIALIZED(STRIDE_W, problem.stride[2]);
   const bool stays = SPECIALIZED(RESIDENT, resident);
+  const bool both = !HALVES && stride_w == 2 && columns8 * TILES_M <= 16;  // classes of w at once
+  const int at_once = both ? 2 : 1;
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int thread = static_cast<int>(threadIdx.x), warp = of_warp(thread / 32), lane = thread % 32;
   const unsigned base = shared_address(shared), stage_base = base + HEADER,
@@ -506,13 +533,13 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     const int width = rows_w * TILES_M, count = window_d * rows_h * width,
               lane_now = static_cast<int>(computed_anew(threadIdx.x)) % 32;
     Cell* const target = reinterpret_cast<Cell*>(shared + HEADER + slot * stage_bytes);
-    const bool whole_cells = takes_whole_cells(problem, input);
+    const bool whole_cells = HALVES && takes_whole_cells(problem, input);  // TF32 is rounded on its way
     const scalar_t* const volume = input.at(from.n, group * in_channels + chunk * cells * VECTOR, 0, 0, 0);
     const int live = in_channels - chunk * cells * VECTOR;
     const int parts = whole_cells ? 1 : ceil_div(cells, BATCH);
     // Where a position is kept: those of w come in turns from TILES_M parts of the window.
     const auto place_of = [&](int position) { return position % TILES_M * (window_d * rows_h * rows_w) + position / TILES_M; };
-    const bool turns = stays && !whole_cells && takes_eights(problem, input);
+    const bool turns = stays && !whole_cells && takes_rows(problem, input);
     if (turns) {
       // A lane turns a cell of channels of eights along w.
       const int first_w = from.w & -VECTOR, runs = ceil_div(from.w - first_w + width, VECTOR), rows = window_d * rows_h;
@@ -564,14 +591,14 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     fence_async();
     __syncwarp();
   };
-  // Copy a chunk of a window that has been laid out, a plane of a cell and a part at a time.
-  const auto copy_window = [&](const Ring& at, Corner from, int group, int chunk) {
-    const int plane = rows_h * rows_w, copies = cells * TILES_M * window_d;
+  // Copy a chunk of so many planes of a window that has been laid out, a plane of a cell and a part at a time.
+  const auto copy_window = [&](const Ring& at, Corner from, int planes, int group, int chunk) {
+    const int plane = rows_h * rows_w, copies = cells * TILES_M * planes;
     const unsigned bytes = static_cast<unsigned>(plane) * 16;
     if (lane == 0) mbarrier_arrive_expect(at.full(), static_cast<unsigned>(copies) * bytes);
     __syncwarp();
     for (int item = lane; item < copies; item += 32) {
-      const int ahead = item % window_d, part = item / window_d % TILES_M, cell = item / window_d / TILES_M, d = from.d + ahead;
+      const int ahead = item % planes, part = item / planes % TILES_M, cell = item / planes / TILES_M, d = from.d + ahead;
       const Cell* source = reinterpret_cast<const Cell*>(input_cells);
       if (static_cast<unsigned>(d) < static_cast<unsigned>(problem.input_size[0])) {
         const int number = ((from.n * problem.input_size[0] + d) * problem.groups + group) * chunks + chunk;
@@ -633,7 +660,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     __syncwarp();
   };
   const auto lowest = [&](int axis, int e) {
-    if (stays || (LAY_OUT && axis == 2)) return axis == 0 ? lowest_d : axis == 1 ? lowest_h : lowest_w;
+    if (stays || ((LAY_OUT || both) && axis == 2)) return axis == 0 ? lowest_d : axis == 1 ? lowest_h : lowest_w;
     const Taps own = taps[axis * 8 + e];
     return own.first - (own.count - 1) * (axis == 0 ? apart_d : axis == 1 ? apart_h : apart_w);
   };
@@ -656,12 +683,13 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       const bool loads = LAY_OUT ? warp == CONSUMERS * 4 : !stays;
       for (int i = 0; loads && i < count; ++i, next_unit()) {
         if (stays && i > 0 && !begins_tile()) continue;
-        for (int ew = 0; ew < (stays ? 1 : stride_w); ++ew) {
-          if (!stays && row_taps() * taps[16 + ew].count == 0) continue;
+        for (int ew = 0; ew < (stays || both ? 1 : stride_w); ++ew) {
+          if (!stays && row_taps() * (both ? 1 : taps[16 + ew].count) == 0) continue;
           for (int chunk = 0; chunk < chunks; ++chunk, stage.advance()) {
             mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
             if (LAY_OUT) {
-              copy_window(stage, window_of(ew), unit->group, chunk);
+              copy_window(stage, window_of(ew), stays ? window_d : CONSUMERS + (taps[unit->ed].count - 1) * apart_d,
+                          unit->group, chunk);
               continue;
             }
             load_window(stage.slot, window_of(ew), unit->group, chunk, warp - CONSUMERS * 4, 3);
@@ -677,14 +705,19 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         // The classes of w of a unit lie one behind another.
         const int rows = (unit->group * channel_tiles + unit->channel_tile) * problem.kernel_size[0] * kernel_h +
                          taps[unit->ed].before * kernel_h + taps[unit->ed].count * taps[8 + unit->eh].before;
-        const unsigned char* source =
-            reinterpret_cast<const unsigned char*>(packed_weight) + static_cast<index_t>(rows * kernel_w * chunks) * slab_bytes;
-        for (int left = row_taps() * kernel_w * chunks; left > 0; --left, source += slab_bytes) {
-          mbarrier_wait_patiently(slab.empty(), slab.parity ^ 1u);
-          mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes));
-          bulk_copy(slab_base + static_cast<unsigned>(slab.slot * slab_bytes), source, static_cast<unsigned>(slab_bytes),
-                    slab.full());
-          slab.advance();
+        for (int turn = 0; turn < stride_w * chunks; ++turn) {
+          const int chunk = turn / at_once % chunks, ew = both ? turn % 2 : turn / chunks,
+                    own = row_taps() * taps[16 + ew].count;
+          const int first = (rows * kernel_w + row_taps() * taps[16 + ew].before) * chunks + chunk * own;
+          const unsigned char* source =
+              reinterpret_cast<const unsigned char*>(packed_weight) + static_cast<index_t>(first) * slab_bytes;
+          for (int left = own; left > 0; --left, source += slab_bytes) {
+            mbarrier_wait_patiently(slab.empty(), slab.parity ^ 1u);
+            mbarrier_arrive_expect(slab.full(), static_cast<unsigned>(slab_bytes));
+            bulk_copy(slab_base + static_cast<unsigned>(slab.slot * slab_bytes), source, static_cast<unsigned>(slab_bytes),
+                      slab.full());
+            slab.advance();
+          }
         }
       }
     }
@@ -694,22 +727,23 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
 #if CONSUMERS == 2
   take_registers<RESIDENT && !LAY_OUT ? 240 : 232>();
 #endif
-  float sums[TILES_M][SUMS];
+  float sums[HALVES ? TILES_M : 2 * TILES_M][SUMS];  // of each patch, then of those of the second class
   const int warpgroup = warp / 4, lag = LAY_OUT && CONSUMERS > 1 ? min(2, slabs / 3) : 0;
   // The outputs of a lane's neighbours are whole runs of their row, or eight channels neighbours in memory.
-  const bool whole_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
-  const bool whole_channels = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
+  [[maybe_unused]] const bool whole_runs =
+      stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
+  [[maybe_unused]] const bool whole_channels = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
   const unsigned stage_k = static_cast<unsigned>(positions), slab_k = static_cast<unsigned>(columns8) * 8;  // in 16 bytes
   const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * rows_h * rows_w);
   const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);
 
-  // Sums of the first class of w, rounded; then, until products are on their way again, half of the runs that both classes make:
-  // how many quarters of these are yet to be stored, and where.
-  unsigned held[TILES_M][HELD] = {};
+  // In 16 bits the sums of the first class of w, rounded; then, until products are on their way again, half of the runs that both classes
+  // make: how many quarters of these are yet to be stored, and where.
+  unsigned held[RUN][HELD] = {};
   constexpr int LATE = HELD > 1 ? SUMS / 8 : 0, QUARTER = (LATE + 3) / 4;
   int late_quarters = 0, late_left = 0;
   scalar_t* late_targets[2] = {nullptr, nullptr};
-  const auto store_run = [&](scalar_t* target, const Words<TILES_M>& run) { *reinterpret_cast<Words<TILES_M>*>(target) = run; };
+  const auto store_run = [&](scalar_t* target, const Words<RUN>& run) { *reinterpret_cast<Words<RUN>*>(target) = run; };
   const auto store_quarter = [&](auto quarter) {
     constexpr int FIRST = decltype(quarter)::value * QUARTER;
 #pragma unroll
@@ -719,9 +753,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          Words<TILES_M> run;
+          Words<RUN> run;
 #pragma unroll
-          for (int m = 0; m < TILES_M; ++m) run.word[m] = held[m][(t * 4 + r * 2 + c) % HELD];
+          for (int word = 0; word < RUN; ++word) run.word[word] = held[word][(t * 4 + r * 2 + c) % HELD];
           if (late_targets[r] != nullptr && (SPECIALIZED(WHOLE_TILES, false) || c < late_left))
             store_run(late_targets[r] + (c == 0 ? 0 : output.stride[1]), run);
         }
@@ -753,19 +787,24 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       }
     }
 #pragma unroll 1
-    for (int ew = 0; ew < stride_w; ++ew) {
-      const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh], taps_w = taps[16 + ew];
-      const int count_d = of_warp(taps_d.count), count_h = of_warp(taps_h.count), count_w = of_warp(taps_w.count);
+    for (int ew = 0; ew < stride_w; ew += at_once) {
+      const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh];
+      const int count_d = of_warp(taps_d.count), count_h = of_warp(taps_h.count);
       const bool last = i + 1 == count || ends_tile();
-      const bool releases = of_warp(!stays || (last && ew == stride_w - 1)) != 0;
+      const bool releases = of_warp(!stays || (last && ew + at_once == stride_w)) != 0;
       const unsigned origin =
           first_stage +
           static_cast<unsigned>(of_warp((taps_d.first - lowest(0, unit->ed)) * rows_h + taps_h.first - lowest(1, unit->eh)) *
                                 rows_w);
-      const int ahead_w = of_warp(taps_w.first - lowest(2, ew));
-      const bool has_taps = count_d * count_h * count_w > 0;
+      int counts_w[2] = {}, aheads_w[2] = {};
 #pragma unroll
-      for (int s = 0; s < TILES_M * SUMS; ++s) sums[s / SUMS][s % SUMS] = 0.0f;
+      for (int e = 0; e < at_once; ++e) {
+        counts_w[e] = of_warp(taps[16 + ew + e].count);
+        aheads_w[e] = of_warp(taps[16 + ew + e].first - lowest(2, ew));
+      }
+      const bool has_taps = count_d * count_h * (counts_w[0] + counts_w[1]) > 0;
+#pragma unroll
+      for (int s = 0; s < at_once * TILES_M * SUMS; ++s) sums[s / SUMS][s % SUMS] = 0.0f;
       Ring at = stage;
       unsigned read_slab = 0, read_stage = 0;  // what the products before the newest ones have read is given back
       // The first warpgroup passes slabs on: it is ahead of the others, so that one multiplies while another stores.
@@ -781,52 +820,82 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       for (int chunk = 0; (has_taps || (stays && releases)) && chunk < chunks; ++chunk) {
         mbarrier_wait(at.full(), at.parity);
         int ahead_slabs = 0;
-        unsigned plane = origin + (static_cast<unsigned>(at.slot * stage_bytes) >> 4);
-        for (int jd = 0; has_taps && jd < count_d; ++jd, plane -= static_cast<unsigned>(apart_d * rows_h * rows_w)) {
-          unsigned row = plane;
-          for (int jh = 0; jh < count_h; ++jh, row -= static_cast<unsigned>(apart_h * rows_w)) {
-            for (int jw = 0, ahead = ahead_w; jw < count_w; ++jw, ahead -= apart_w) {
-              if (lag > 0 && warpgroup > 0) mbarrier_wait(base + 512 + static_cast<unsigned>(slab.slot) * 8, slab.parity);
-              mbarrier_wait(slab.full(), slab.parity);
-              if (lag > 0 && warpgroup == 0 && ahead_slabs++ >= lag) pass();
-              wgmma_fence();
-              const unsigned b = first_slab + (static_cast<unsigned>(slab.slot * slab_bytes) >> 4);
 #pragma unroll
-              for (int k = 0; k < cells / 2; ++k) {
+        for (int e = 0; e < at_once; ++e) {
+          unsigned plane = origin + (static_cast<unsigned>(at.slot * stage_bytes) >> 4);
+          for (int jd = 0; has_taps && jd < count_d; ++jd, plane -= static_cast<unsigned>(apart_d * rows_h * rows_w)) {
+            unsigned row = plane;
+            for (int jh = 0; jh < count_h; ++jh, row -= static_cast<unsigned>(apart_h * rows_w)) {
+              for (int jw = 0, ahead = aheads_w[e]; jw < counts_w[e]; ++jw, ahead -= apart_w) {
+                if (lag > 0 && warpgroup > 0) mbarrier_wait(base + 512 + static_cast<unsigned>(slab.slot) * 8, slab.parity);
+                mbarrier_wait(slab.full(), slab.parity);
+                if (lag > 0 && warpgroup == 0 && ahead_slabs++ >= lag) pass();
+                wgmma_fence();
+                const unsigned b = first_slab + (static_cast<unsigned>(slab.slot * slab_bytes) >> 4);
 #pragma unroll
-                for (int m = 0; m < TILES_M; ++m) {
-                  const unsigned part = static_cast<unsigned>((ahead + m) % TILES_M * (window_d * rows_h * rows_w)),
-                                 a = row + part + static_cast<unsigned>((ahead + m) / TILES_M);
-                  wgmma_rows(sums[m], a + static_cast<unsigned>(k) * 2 * stage_k, static_cast<unsigned>(rows_w) * 16,
-                             b + static_cast<unsigned>(k) * 2 * slab_k, 1u, columns8 * 8);
+                for (int k = 0; k < cells / 2; ++k) {
+#pragma unroll
+                  for (int m = 0; m < TILES_M; ++m) {
+                    const unsigned part = static_cast<unsigned>((ahead + m) % TILES_M * (window_d * rows_h * rows_w)),
+                                   a = row + part + static_cast<unsigned>((ahead + m) / TILES_M);
+                    wgmma_rows(sums[e * TILES_M + m], a + static_cast<unsigned>(k) * 2 * stage_k,
+                               static_cast<unsigned>(rows_w) * 16, b + static_cast<unsigned>(k) * 2 * slab_k, 1u, columns8 * 8);
+                  }
                 }
+                wgmma_commit();
+                if (late_quarters > 0) store_late();
+                wgmma_wait<1>();
+                give_back(read_stage);
+                give_back(read_slab);
+                read_slab = slab.empty();
+                slab.advance();
               }
-              wgmma_commit();
-              if (late_quarters > 0) store_late();
-              wgmma_wait<1>();
-              give_back(read_stage);
-              give_back(read_slab);
-              read_slab = slab.empty();
-              slab.advance();
             }
           }
         }
         // All of them at the end of a chunk, so that the second does not keep the stage that the first waits for.
         for (int left = min(ahead_slabs, lag); left > 0; --left) pass();
+        if (!has_taps) __syncwarp();  // all lanes have seen it full
         give_back(read_stage);
         if (releases) read_stage = at.empty();
         at.advance();
       }
       wgmma_wait<0>();
-      __syncwarp();  // all lanes have seen it full
+      __syncwarp();
       give_back(read_stage);
       give_back(read_slab);
       if (releases && (stays || has_taps)) stage = at;
 
-      // Of a patch's rows a lane has number lane / 4 of w in two neighbouring rows of h, and of eight channels two: the bias added and
-      // rounded, a word of both.
+      // Of a patch's rows a lane has number lane / 4 of w in two neighbouring rows of h, and of eight channels two.
       const int group = unit->group, own = static_cast<int>(computed_anew(threadIdx.x)) % 32;
+      const int w = (unit->w + own / 4 * TILES_M) * stride_w;
+      const index_t ahead = 8 * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+      scalar_t* targets[2];
+      bool live[2];
+      const auto find_targets = [&](int channel) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int d = (unit->d + warpgroup) * problem.stride[0] + unit->ed,
+                    h = (unit->h + warp % 4 * 2 + r) * problem.stride[1] + unit->eh;
+          live[r] = d < problem.output_size[0] && h < problem.output_size[1];
+          targets[r] = output.at(unit->n, group * out_channels + channel, d, h, w);
+        }
+      };
       const int first_channel = unit->channel_tile * columns8 * 8 + own % 4 * 2;
+      if constexpr (HELD > 1) {
+        while (late_quarters > 0) store_late();
+      }
+#if defined(CONVT3D_TF32)
+#pragma unroll
+      for (int s = 0; s < at_once * TILES_M * SUMS; ++s) keep_here(sums[s / SUMS][s % SUMS]);
+      const bool in_runs = both && whole_runs;
+      const auto bias_of = [&](int channel) {
+        const bool there = bias != nullptr && (SPECIALIZED(WHOLE_TILES, false) || channel < out_channels);
+        return there ? bias[group * out_channels + channel] : 0.0f;
+      };
+#else
+      const bool in_runs = whole_runs;
+      // The bias added and rounded, a word of two channels.
       const auto finish_sums = [&](auto& words) {
 #pragma unroll
         for (int j = 0; j < SUMS / 4; ++j) {
@@ -846,48 +915,46 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
           }
         }
       };
-      if constexpr (HELD > 1) {
-        while (late_quarters > 0) store_late();
-        if (whole_runs && ew == 0) {
-          finish_sums(held);
-          continue;
-        }
+      if (HELD > 1 && in_runs && ew == 0) {
+        finish_sums(held);
+        continue;
       }
       unsigned words[TILES_M][SUMS / 2];
       finish_sums(words);
       forget_memory();
-
-      const int w = (unit->w + own / 4 * TILES_M) * stride_w;
-      scalar_t* targets[2];
-      bool live[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int d = (unit->d + warpgroup) * problem.stride[0] + unit->ed,
-                  h = (unit->h + warp % 4 * 2 + r) * problem.stride[1] + unit->eh;
-        live[r] = d < problem.output_size[0] && h < problem.output_size[1];
-        targets[r] = output.at(unit->n, group * out_channels + first_channel, d, h, w);
-      }
-      const index_t ahead = 8 * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+#endif
+      find_targets(first_channel);
       if constexpr (HELD > 1) {
-        if (whole_runs) {
+        if (in_runs) {
 #pragma unroll
           for (int j = 0; j < SUMS / 4; ++j) {
             if (j >= columns8) break;
             const int left = SPECIALIZED(WHOLE_TILES, false) ? 2 : out_channels - first_channel - j * 8;
+#if defined(CONVT3D_TF32)
+            const float added[2] = {bias_of(first_channel + j * 8), bias_of(first_channel + j * 8 + 1)};
+#endif
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-              Words<TILES_M> run[2];
+              Words<RUN> run[2];
+#if defined(CONVT3D_TF32)
+#pragma unroll
+              for (int word = 0; word < 2 * RUN; ++word) {
+                const int c = word / RUN, m = word % RUN / 2, e = word % 2;
+                run[c].word[word % RUN] = __float_as_uint(sums[e * (at_once - 1) * TILES_M + m][j * 4 + r * 2 + c] + added[c]);
+              }
+#else
 #pragma unroll
               for (int m = 0; m < TILES_M; ++m) {
                 const unsigned before = held[m][j * 2 + r], now = words[m][j * 2 + r];
                 run[0].word[m] = (before & 0xffffu) | now << 16;
                 run[1].word[m] = before >> 16 | (now & 0xffff0000u);
               }
+#endif
               if (j >= SUMS / 4 - LATE) {
 #pragma unroll
-                for (int m = 0; m < TILES_M; ++m) {
+                for (int word = 0; word < RUN; ++word) {
                   const int at = (j - (SUMS / 4 - LATE)) * 4 + r * 2;
-                  held[m][at % HELD] = run[0].word[m], held[m][(at + 1) % HELD] = run[1].word[m];
+                  held[word][at % HELD] = run[0].word[word], held[word][(at + 1) % HELD] = run[1].word[word];
                 }
                 continue;
               }
@@ -903,6 +970,32 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
           continue;
         }
       }
+#if defined(CONVT3D_TF32)
+      const bool channel_pairs = out_channels % 2 == 0 && rows_aligned(output, 1, 2);
+#pragma unroll
+      for (int j = 0; j < SUMS / 4; ++j) {
+        if (j >= columns8) break;
+        const int left = SPECIALIZED(WHOLE_TILES, false) ? 2 : out_channels - first_channel - j * 8;
+        const float added[2] = {bias_of(first_channel + j * 8), bias_of(first_channel + j * 8 + 1)};
+#pragma unroll
+        for (int i = 0; i < at_once * 2 * TILES_M; ++i) {
+          const int r = i % 2, ahead_w = i / 2 % TILES_M * stride_w + ew + i / 2 / TILES_M;
+          scalar_t* const y = targets[r] + ahead_w * output.stride[4];
+          Words<2> pair;
+#pragma unroll
+          for (int c = 0; c < 2; ++c) pair.word[c] = __float_as_uint(sums[i / 2][j * 4 + r * 2 + c] + added[c]);
+          const bool stored = live[r] && w + ahead_w < problem.output_size[2];
+          if (channel_pairs) {
+            if (stored && left > 0) *reinterpret_cast<Words<2>*>(y) = pair;
+            continue;
+          }
+          if (stored && left > 0) *y = __uint_as_float(pair.word[0]);
+          if (stored && left > 1) y[output.stride[1]] = __uint_as_float(pair.word[1]);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) targets[r] = advanced(targets[r], ahead);
+      }
+#else
       if (whole_channels) {
         // Of four times eight channels a lane has a pair each; four lanes trade them, so that each has all of one.
         const int quarter = own % 4;
@@ -956,6 +1049,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
 #pragma unroll
         for (int r = 0; r < 2; ++r) targets[r] = advanced(targets[r], ahead);
       }
+#endif
     }
   }
   while (HELD > 1 && late_quarters > 0) store_late();

@@ -133,8 +133,9 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/wgmma_rows.cuh"
+#include "convt3d/wgmma_registers.cuh"
 
 // At most so many output channels in a tile, and cells of 16 bytes in a chunk of input channels.
 #ifndef COLUMNS
@@ -179,6 +180,8 @@ struct AxisTaps {
   int count, classes;  // taps, and places that any of them reaches
   int place[MOST_TAPS], ahead[MOST_TAPS];
   int rank[MOST_PLACES];  // of a place among those that taps reach, -1 for the others
+  int steps;              // inputs that differ; taps that share one follow each other
+  int step_first[MOST_TAPS], step_taps[MOST_TAPS];
 };
 
 __device__ constexpr AxisTaps axis_taps(int kernel, int stride, int padding, int dilation) {
@@ -190,6 +193,8 @@ __device__ constexpr AxisTaps axis_taps(int kernel, int stride, int padding, int
     taps.place[t] = place;
     taps.ahead[t] = (place + padding - t * dilation) / stride;
     taps.rank[place] = 0;
+    if (t == 0 || taps.ahead[t] != taps.ahead[t - 1]) taps.step_first[taps.steps++] = t;
+    ++taps.step_taps[taps.steps - 1];
   }
   for (int e = 0; e < stride; ++e) {
     if (taps.rank[e] == 0) taps.rank[e] = taps.classes++;
@@ -393,8 +398,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
     mbarrier_init(weights_full, 1);
     mbarrier_init(weights_empty, CONSUMERS * 4);
     for (unsigned i = 0; i < static_cast<unsigned>(stages); ++i) {
-      mbarrier_init(full + i * 8, CONSUMERS * 4);
-      mbarrier_init(empty + i * 8, CONSUMERS * 4);
+      mbarrier_init(full + i * 8, CONSUMERS * 128);
+      mbarrier_init(empty + i * 8, CONSUMERS * 128);
     }
     mbarrier_fence_init();
   }
@@ -416,7 +421,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
 
   if (warp >= CONSUMERS * 4) {
 #if CONSUMERS == 2
-    give_registers<88>();
+    give_registers<80>();
 #endif
     const int me = warp - CONSUMERS * 4, warps = CONSUMERS * 4;
     if (me == 0 && lane == 0) wait_for_packing();
@@ -494,16 +499,14 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
             }
           }
         }
-        fence_async();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(full + static_cast<unsigned>(slot) * 8);
+        mbarrier_arrive(full + static_cast<unsigned>(slot) * 8);
       }
     }
     return;
   }
 
 #if CONSUMERS == 2
-  take_registers<168>();
+  take_registers<176>();
 #endif
   const int warpgroup = warp / 4;
   float sums[SPECIALIZED(classes * class_sums, 128)];
@@ -516,9 +519,14 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
   scalar_t* const own_runs =
       reinterpret_cast<scalar_t*>(shared + HEADER + weight_bytes + stages * stage_bytes + warpgroup * runs * run_bytes);
   int turn = 0;
-  const unsigned stage_k = static_cast<unsigned>(positions),
-                 row_step = static_cast<unsigned>(row_blocks == 64 ? 8 : window_w) * 16;
-  const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * window_h * window_w);
+  // The 16 bytes that a lane names of a warp's 16 rows and two cells, at the lowest input.
+  const int named_row = warp % 4 * 16 + lane % 16,
+            named_position = row_blocks == 64 ? named_row : named_row / 8 * window_w + named_row % 8;
+  const unsigned first_rows =
+      stage_base + static_cast<unsigned>(warpgroup * window_h * window_w + named_position + lane / 16 * positions) * 16;
+  constexpr int STEPS_K =
+      SPECIALIZED(classes * class_sums <= 64 ? 2 : 1, 2);  // of 32 bytes of channels, whose rows a lane has at a time
+  unsigned rows[2][STEPS_K][4];
   const unsigned first_weight = wgmma_operand(weight_base, static_cast<unsigned>(columns) * 16);
 
   for (int i = 0, set = -1; i < count; ++i, advance(unit, step, problem.batch, tiles_d, tiles_h, tiles_w)) {
@@ -543,41 +551,64 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
         for (int e = 0; e < 4; ++e) sums[s * class_sums + NUMBER(eight) * 4 + e] = added[e % 2];
       }
     });
-    unsigned release = 0;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk, next_slot()) {
       mbarrier_wait(full + static_cast<unsigned>(slot) * 8, parity);
-      const unsigned a_chunk = first_stage + static_cast<unsigned>(slot * stage_bytes >> 4);
+      const unsigned a_chunk = first_rows + static_cast<unsigned>(slot * stage_bytes);
       const unsigned b_chunk =
           first_weight + static_cast<unsigned>(chunk * TAPS_D.count * TAPS_H.count * TAPS_W.count * cells * columns);
-      wgmma_fence();
-      FOR_EACH(TAPS_D.count)([&](auto td) {
-        FOR_EACH(TAPS_H.count)([&](auto th) {
-          FOR_EACH(TAPS_W.count)([&](auto tw) {
-            CONSTANT int rank_d = TAPS_D.rank[TAPS_D.place[NUMBER(td)]], rank_h = TAPS_H.rank[TAPS_H.place[NUMBER(th)]],
-                         rank_w = TAPS_W.rank[TAPS_W.place[NUMBER(tw)]];
-            CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
-            CONSTANT int tap = (NUMBER(td) * TAPS_H.count + NUMBER(th)) * TAPS_W.count + NUMBER(tw);
-            CONSTANT int ahead_d = TAPS_D.ahead[NUMBER(td)], ahead_h = TAPS_H.ahead[NUMBER(th)],
-                         ahead_w = TAPS_W.ahead[NUMBER(tw)];
-            CONSTANT int place = ((ahead_d - lowest_d) * window_h + ahead_h - lowest_h) * window_w + ahead_w - lowest_w;
-            const unsigned a = a_chunk + static_cast<unsigned>(place);
-            const unsigned b = b_chunk + static_cast<unsigned>(tap * cells * columns);
+      CONSTANT int batches = (cells / 2 + STEPS_K - 1) / STEPS_K;
+      // An input's rows are read once for all taps that meet there, while those of the input before are multiplied.
+      FOR_EACH(TAPS_D.steps)([&](auto at_d) {
+        FOR_EACH(TAPS_H.steps)([&](auto at_h) {
+          FOR_EACH(TAPS_W.steps)([&](auto at_w) {
+            FOR_EACH(batches)([&](auto batch) {
+              CONSTANT int number =
+                  ((NUMBER(at_d) * TAPS_H.steps + NUMBER(at_h)) * TAPS_W.steps + NUMBER(at_w)) * batches + NUMBER(batch);
+              CONSTANT int first_d = TAPS_D.step_first[NUMBER(at_d)], first_h = TAPS_H.step_first[NUMBER(at_h)],
+                           first_w = TAPS_W.step_first[NUMBER(at_w)];
+              CONSTANT int place =
+                  ((TAPS_D.ahead[first_d] - lowest_d) * window_h + TAPS_H.ahead[first_h] - lowest_h) * window_w +
+                  TAPS_W.ahead[first_w] - lowest_w;
+              CONSTANT int first_k = NUMBER(batch) * STEPS_K;
+              auto& own = rows[number % 2];
 #pragma unroll
-            for (int k = 0; k < cells; k += 2) {
-              wgmma_rows(&sums[first], a + static_cast<unsigned>(k) * stage_k, row_step, b + static_cast<unsigned>(k * columns),
-                         1u, columns);
-            }
+              for (int k = 0; k < STEPS_K; ++k) {
+                if ((first_k + k) * 2 < cells) {
+                  ldmatrix_x4(own[k], a_chunk + static_cast<unsigned>((place + (first_k + k) * 2 * positions) * 16));
+                }
+              }
+              wgmma_fence();
+              FOR_EACH(TAPS_D.step_taps[NUMBER(at_d)])([&](auto more_d) {
+                FOR_EACH(TAPS_H.step_taps[NUMBER(at_h)])([&](auto more_h) {
+                  FOR_EACH(TAPS_W.step_taps[NUMBER(at_w)])([&](auto more_w) {
+                    CONSTANT int td = first_d + NUMBER(more_d), th = first_h + NUMBER(more_h), tw = first_w + NUMBER(more_w);
+                    CONSTANT int rank_d = TAPS_D.rank[TAPS_D.place[td]], rank_h = TAPS_H.rank[TAPS_H.place[th]],
+                                 rank_w = TAPS_W.rank[TAPS_W.place[tw]];
+                    CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
+                    CONSTANT int tap = (td * TAPS_H.count + th) * TAPS_W.count + tw;
+                    const unsigned b = b_chunk + static_cast<unsigned>(tap * cells * columns);
+#pragma unroll
+                    for (int k = 0; k < STEPS_K; ++k) {
+                      if ((first_k + k) * 2 < cells) {
+                        wgmma_registers(&sums[first], own[k], b + static_cast<unsigned>((first_k + k) * 2 * columns), 1u,
+                                        columns);
+                      }
+                    }
+                  });
+                });
+              });
+              wgmma_commit();
+              wgmma_wait<1>();  // the other rows have been multiplied
+            });
           });
         });
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (NUMBER(td) == 0 && release != 0 && lane == 0) mbarrier_arrive(release);
       });
-      release = empty + static_cast<unsigned>(slot) * 8;
+      mbarrier_arrive(empty + static_cast<unsigned>(slot) * 8);
+      if (TAPS_D.steps * TAPS_H.steps * TAPS_W.steps * batches % 2 != 0)
+        wgmma_wait<0>();  // else the next chunk begins with the other rows
     }
     wgmma_wait<0>();
-    if (lane == 0) mbarrier_arrive(release);
 
     // Rows lane / 4 and lane / 4 + 8 of a warp's 16: of a row of blocks, or of two neighbouring rows of 8.
     const int block_d = unit.d * CONSUMERS + warpgroup, block_h = unit.h * patch_h, block_w = unit.w * row_blocks;

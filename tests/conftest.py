@@ -101,18 +101,21 @@ def ieee() -> Iterator[None]:
 
 @pytest.fixture
 def assert_found() -> Callable[..., None]:
-    """assert_found(kernel, right, wrong, tried, **tunables): with `wrong` in place of `right` in its source the kernel fails one of the
-    pairs of a seed (0: contiguous tensors) and a problem on the host, in TF32 or else its first dtype, on exact integers."""
+    """assert_found(kernel, right, wrong, tried, dtype, **tunables): with `wrong` in place of `right` in its source the kernel fails one of
+    the pairs of a seed (0: contiguous tensors) and a problem on the host, in that dtype, or TF32, or else its first one, on exact integers."""
     from cupy_convt3d.backends.host import HostBackend
     from cupy_convt3d.errors import LaunchError
     from cupy_convt3d.kernel import Kernel
     from cupy_convt3d.lab.verify import verify
     from cupy_convt3d.problem import Problem
 
-    def found(kernel: Kernel, right: str, wrong: str, tried: Iterable[tuple[int, Problem]], **tunables: int) -> None:
+    def found(
+        kernel: Kernel, right: str, wrong: str, tried: Iterable[tuple[int, Problem]], dtype: str | None = None, **tunables: int
+    ) -> None:
         assert kernel.source.count(right) == 1
         trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken").replace_tunables(**tunables)
-        failures, dtype = [], "tf32" if "tf32" in kernel.dtypes else kernel.dtypes[0]
+        failures: list[str] = []
+        dtype = dtype or ("tf32" if "tf32" in kernel.dtypes else kernel.dtypes[0])
         for seed, problem in tried:
             try:
                 outcome = verify(HostBackend(), trial, problem, dtype, "exact", seed)

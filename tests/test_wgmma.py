@@ -403,6 +403,7 @@ CLASSES = (
     *("n2_c8to24_i3x8x33_k3_p1", "n1_c8to8_i3x5x7_k3_s2x1x4_p1_d3x2x1_bias"),
     *("n1_c300to8_i2x3x8_k3x4x4_s2_p1_op1x0x0_bias", "n1_c64to8_i1x8x16_k1_s2x2x1_op1x1x0_bias"),
     *("n2_c8to104_i3x4x8_k3_s2_p1_op1_bias", "n1_c9to8_i2x3x16_k4_s2_p1", "n1_c543to8_i1x2x3_k1"),
+    *("n1_c136to8_i1x8x16_k1_s2x2x1_op1x1x0_bias", "n1_c530to8_i2x3x8_k3_s2_p1_op1"),
 )
 
 
@@ -411,6 +412,7 @@ CLASSES = (
     "tunables",
     [
         *({}, {"TILES_M": 1, "LAY_OUT": 0}, {"TILES_M": 4, "COLUMNS": 64, "CHUNK_CELLS": 4}, {"TILES_M": 1, "COLUMNS": 256}),
+        {"COLUMNS": 256},  # in TF32 one class of w after the other, where there are so many channels
         {"CONSUMERS": 1, "TILES_M": 2, "COLUMNS": 64, "LAY_OUT": 0, "CHUNK_CELLS": 4},
     ],
 )
@@ -439,7 +441,7 @@ def test_how_classes_are_shared_out() -> None:
     assert "no registers" in (kernel.replace_tunables(TILES_M=64).why_not(Problem.parse("n1_c8to32_i8_k3"), "bf16") or "")
     assert "pass the shared memory" in (kernel.why_not(Problem.parse("n1_c512to64_i8_k3_d30"), "bf16") or "")
     assert "not for sm_80" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "bf16", "sm_80") or "")
-    assert "has no tf32 instance" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "tf32") or "")
+    assert "has no tf32x3 instance" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "tf32x3") or "")
 
 
 CLASS_MISTAKES = {
@@ -465,7 +467,7 @@ CLASS_MISTAKES = {
     ),
     "the last slabs of a class not passed on": ("for (int left = min(ahead_slabs, lag)", "for (int left = min(ahead_slabs, 0)"),
     "sums stored before they are there": ("      wgmma_wait<0>();\n      __syncwarp();", "      __syncwarp();"),
-    "sums of the class before": ("      for (int s = 0; s < TILES_M * SUMS; ++s) sums[s / SUMS][s % SUMS] = 0.0f;\n", ""),
+    "sums of the class before": ("      for (int s = 0; s < at_once * TILES_M * SUMS; ++s) sums[s / SUMS][s % SUMS] = 0.0f;\n", ""),
     "taps the other way round": ("ahead -= apart_w)", "ahead += apart_w)"),
     "parts of a window": ("(ahead + m) % TILES_M", "m % TILES_M"),
     "the pair's halves": ("(before & 0xffffu) | now << 16", "(now & 0xffffu) | before << 16"),
@@ -487,14 +489,24 @@ WINDOW_MISTAKES = {
     "channels of a run": ("i % 2 == 0 ? (even & 0xffffu) | odd << 16", "i % 2 == 0 ? (odd & 0xffffu) | even << 16"),
     "a run's end": ("if (kept >= 0 && kept < width)", "if (kept >= 0 && kept + 1 < width)"),
 }
+# Mistakes where both classes of w are multiplied together, in TF32.
+BOTH_MISTAKES = {
+    "classes of w swapped": ("sums[e * (at_once - 1) * TILES_M + m]", "sums[(1 - e) * (at_once - 1) * TILES_M + m]"),
+    "taps of the first class for both": ("ew = both ? turn % 2 : turn / chunks", "ew = both ? 0 : turn / chunks"),
+    "sums of one class alone": ("i < at_once * 2 * TILES_M", "i < 2 * TILES_M"),
+    "a plane too few": ("CONSUMERS + (taps[unit->ed].count - 1) * apart_d", "CONSUMERS"),
+    "channels of a pair": ("sums[i / 2][j * 4 + r * 2 + c] + added[c]", "sums[i / 2][j * 4 + r * 2] + added[c]"),
+}
 
 
-@pytest.mark.parametrize("mistake", [*CLASS_MISTAKES, *WINDOW_MISTAKES])
+@pytest.mark.parametrize("mistake", [*CLASS_MISTAKES, *WINDOW_MISTAKES, *BOTH_MISTAKES])
 def test_mistakes_in_classes_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, problem) for problem in map(Problem.parse, CLASSES) for seed in (0, 1)]
-    laid_out = mistake in CLASS_MISTAKES
-    right, wrong = (CLASS_MISTAKES if laid_out else WINDOW_MISTAKES)[mistake]
-    assert_found(kernels()["fprop_implicit_gemm_wgmma"], right, wrong, tried, LAY_OUT=int(laid_out))
+    kernel, right, wrong = kernels()["fprop_implicit_gemm_wgmma"], *{**CLASS_MISTAKES, **WINDOW_MISTAKES, **BOTH_MISTAKES}[mistake]
+    if mistake in BOTH_MISTAKES:
+        assert_found(kernel, right, wrong, tried, "tf32", TILES_M=1)
+    else:
+        assert_found(kernel, right, wrong, tried, "bf16", LAY_OUT=int(mistake in CLASS_MISTAKES))
 
 
 # Rows of 64 blocks and patches of 8 x 8, some beyond the end of the output; rows that begin at any place in 16 bytes; several tiles of
@@ -546,8 +558,10 @@ def test_how_blocks_are_shared_out() -> None:
 
 BLOCK_MISTAKES = {
     "window not waited for": ("      mbarrier_wait(full + static_cast<unsigned>(slot) * 8, parity);\n", ""),
-    "window never given back": ("    if (lane == 0) mbarrier_arrive(release);\n", ""),
-    "window given back before it is read": ("        wgmma_wait<1>();\n", ""),
+    "window never given back": ("      mbarrier_arrive(empty + static_cast<unsigned>(slot) * 8);\n", ""),
+    "rows read over those that are multiplied": ("              wgmma_wait<1>();  // the other rows have been multiplied\n", ""),
+    "rows of an odd number of steps": ("batches % 2 != 0)", "batches < 0)"),
+    "taps of another input": ("td = first_d + NUMBER(more_d)", "td = NUMBER(more_d)"),
     "next window loaded over this one": (
         "        mbarrier_wait_patiently(empty + static_cast<unsigned>(slot) * 8, parity ^ 1u);\n",
         "",
