@@ -102,7 +102,8 @@ def ieee() -> Iterator[None]:
 @pytest.fixture
 def assert_found() -> Callable[..., None]:
     """assert_found(kernel, right, wrong, tried, dtype, **tunables): with `wrong` in place of `right` in its source the kernel fails one of
-    the pairs of a seed (0: contiguous tensors) and a problem on the host, in that dtype, or TF32, or else its first one, on exact integers."""
+    the pairs of a seed (0: contiguous tensors) and a problem on the host, on exact integers; in TF32, or else its first dtype, if none
+    is given."""
     from cupy_convt3d.backends.host import HostBackend
     from cupy_convt3d.errors import LaunchError
     from cupy_convt3d.kernel import Kernel
