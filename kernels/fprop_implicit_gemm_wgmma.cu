@@ -132,8 +132,8 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 // of 16 bytes, eight neighbours along w at a time where these lie on 16 bytes, or copy cells (cp.async) where channels lie together. The
 // last warp copies slabs of packed weights in bulk, a tap of a chunk of channels each.
 //
-// The classes of w come one after another. Where two of them make whole runs of the output, the sums of the first are kept, rounded,
-// until those of the second are there; half of the runs are stored only while the next products are on their way. Blocks begin their tiles
+// In 16 bits the classes of w come one after another; where two of them make whole runs of the output, the sums of the first are kept, rounded,
+// until those of the second are there. In TF32 two are multiplied together, of half as many columns. Half of the runs are stored only while the next products are on their way. Blocks begin their tiles
 // with different classes, and in laid-out windows the first warpgroup is ahead of the second, so that not all store at the same time.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
@@ -366,7 +366,7 @@ __device__ __forceinline__ void turn_rows(const scalar_t* source, index_t channe
   }
 }
 
-// Whether rows along w consist of 16 bytes on such.
+// Whether rows along w are made of whole 16 bytes, on a multiple of 16.
 __device__ inline bool takes_rows(const Problem& problem, const View<const scalar_t>& input) {
   return problem.input_size[2] % VECTOR == 0 && rows_aligned(input, 4, VECTOR);
 }
@@ -541,7 +541,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     const auto place_of = [&](int position) { return position % TILES_M * (window_d * rows_h * rows_w) + position / TILES_M; };
     const bool turns = stays && !whole_cells && takes_rows(problem, input);
     if (turns) {
-      // A lane turns a cell of channels of eights along w.
+      // A lane turns a cell of channels of VECTOR neighbours along w.
       const int first_w = from.w & -VECTOR, runs = ceil_div(from.w - first_w + width, VECTOR), rows = window_d * rows_h;
 #pragma unroll 1
       for (int item = me * 32 + lane_now; item < cells * rows * runs; item += warps * 32) {

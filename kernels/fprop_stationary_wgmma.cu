@@ -102,7 +102,7 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 //
 // Outputs come in blocks of stride_d x stride_h x stride_w, whose places are the residue classes. GEMM rows are 64 output blocks, columns the
 // channels of a tile for each class that taps reach: a warpgroup has the sums of all outputs of its blocks in registers. What a tap reads
-// lies at the same offset from every block, in shared memory another start address. Taps are written out one by one, as a binary's constants.
+// lies at the same offset from every block: a warp reads an input of its rows once, into registers, for all taps that meet there. Taps are written out one by one, as a binary's constants.
 //
 // The weights of a tile of channels are loaded once and stay, and the input streams through: as many warpgroups load as multiply, and turn
 // channels into cells of 16 bytes. Small groups may be put together as one, whose weights from group to group are zero: then a NaN in one reaches

@@ -403,7 +403,7 @@ CLASSES = (
     *("n2_c8to24_i3x8x33_k3_p1", "n1_c8to8_i3x5x7_k3_s2x1x4_p1_d3x2x1_bias"),
     *("n1_c300to8_i2x3x8_k3x4x4_s2_p1_op1x0x0_bias", "n1_c64to8_i1x8x16_k1_s2x2x1_op1x1x0_bias"),
     *("n2_c8to104_i3x4x8_k3_s2_p1_op1_bias", "n1_c9to8_i2x3x16_k4_s2_p1", "n1_c543to8_i1x2x3_k1"),
-    *("n1_c136to8_i1x8x16_k1_s2x2x1_op1x1x0_bias", "n1_c530to8_i2x3x8_k3_s2_p1_op1"),
+    *("n1_c120to8_i1x8x32_k1_s2x2x1_op1x1x0_bias", "n1_c530to8_i2x3x8_k3_s2_p1_op1"),
 )
 
 
@@ -451,6 +451,7 @@ CLASS_MISTAKES = {
         "if (releases) read_stage = at.empty();",
         "if (releases && lane == 0) mbarrier_arrive(at.empty());",
     ),
+    "window given back before all lanes have seen it": ("        if (!has_taps) __syncwarp();  // all lanes have seen it full\n", ""),
     "next window copied over this one": ("            mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);\n", ""),
     "window announced without its bytes": (
         "mbarrier_arrive_expect(at.full(), static_cast<unsigned>(copies) * bytes)",
