@@ -37,7 +37,10 @@ _WGMMA = ("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_
 _FPROP = {
     "host": ("fprop_patch", *_CUDA_CORES),  # what is cheap to run on a CPU
     **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_FEW, *_PATCHES, *_MMA)),
-    "sm_90a": (*_GROUPS, *_FEW, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, *_WGMMA, *_MMA),
+    "sm_90a": (
+        *(*_GROUPS, *_FEW, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, *_WGMMA),
+        *("fprop_implicit_gemm_mma", "fprop_flattened_simt", *_CUDA_CORES),
+    ),
 }
 # Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels (in channels_last below half of it: 27 and 54), and with
 # 432 by a tenth where it is tuned. fprop_patch_wgmma fills shared memory with weights first.
@@ -47,6 +50,9 @@ FEW_VOXELS = 256
 WIDE_CHANNELS = 64
 # With so many, fprop_stationary_wgmma is the quickest where it has room for the weights: on an H200 with 32 and 64.
 NARROW_CHANNELS = (16, 64)
+# From so many FLOP on fprop_flattened_simt is quicker than fprop_implicit_gemm_simt: on an H100 with 2.6e10 and more, not with 5.5e9 and
+# less. Its segments are images or parts of the depth, four of them.
+FLATTENED_FLOP, FLATTENED_SEGMENTS = 10**10, 4
 ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "fprop": _FPROP,
     "dgrad": dict.fromkeys(_FPROP, ("dgrad_gather",)),
@@ -268,6 +274,14 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
             return f"is the quicker where the stride is 2 and a group has {least} channels in and out, so others come first"
         if question.layout == "channels_last" and DTYPES[question.precision].itemsize == 4:
             return "stores pairs of channels in TF32 where these lie together, so others come first"
+        return None
+    if name == "fprop_flattened_simt":
+        if problem.flop < FLATTENED_FLOP or min(problem.out_channels, problem.in_channels) // problem.groups < 8:
+            return f"lays the input out first, so others come first below {FLATTENED_FLOP:.0e} FLOP or 8 channels in a group"
+        if problem.batch * problem.output_size[0] < FLATTENED_SEGMENTS * problem.stride[0]:
+            return "takes four images or parts of the depth at a time, so others come first where there are fewer"
+        if question.layout == "channels_last":
+            return "stores one element at a time where channels lie together, so others come first"
         return None
     if name != "fprop_patch_wgmma":
         return None

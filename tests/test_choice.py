@@ -29,6 +29,7 @@ LAYERS = {
     "grouped": Problem(2, 32, 32, 16, 3, padding=1, groups=4),
     "patch": Problem(2, 64, 32, 8, 2, 2),
     "wide": WIDE,
+    "large": Problem(4, 48, 48, 48, 3),
 }
 
 
@@ -79,6 +80,9 @@ def entry(kernel: str, arch: str = "sm_90a", problem: Problem = WIDE, **changes:
         ("wide", "fp16", "sm_80", ("fprop_implicit_gemm_mma", "fp16")),
         ("wide", "tf32", "sm_120", ("fprop_implicit_gemm_mma", "tf32")),
         ("wide", "fp32", "sm_90a", ("fprop_implicit_gemm_simt", "fp32")),
+        ("large", "fp32", "sm_90a", ("fprop_flattened_simt", "fp32")),
+        ("large", "fp64", "sm_90a", ("fprop_implicit_gemm_simt", "fp64")),
+        ("large", "fp32", "sm_80", ("fprop_implicit_gemm_simt", "fp32")),
         ("wide", "fp64", "sm_100", ("fprop_implicit_gemm_simt", "fp64")),
         ("wide", "tf32", None, ("fprop_implicit_gemm_simt", "fp32")),
         ("wide", "bf16", None, ("fprop_tiled", "bf16")),

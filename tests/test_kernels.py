@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,6 +115,20 @@ SIMT_TAILS = {
     "lcm(stride, dilation)": ["n1_c2to3_i9_k3_s2_d3", "n1_c2to3_i7_k4_s3_p2_d2", "n1_c2to3_i9x8x12_k3_p2_d3", "n1_c2to8_i5_k3_s4_d2"],
     "planes outside": ["n1_c2to8_i3x4x4_k7x1x1", "n1_c2to8_i2x4x4_k3x1x1_d4x1x1", "n1_c1to8_i1x2x2_k2x1x1_op3x0x0_d4x1x1"],
 }
+# Runs of positions, four images or parts of the depth at a time, and what of them begins between two of those.
+FLATTENED_TAILS = {
+    "positions": [f"n4_c2to8_i1x1x{w}_k1x1x3_p0x0x1" for w in (1, 31, 32, 33, 127, 128, 383, 384, 385, 769)],
+    "segments": [f"n{n}_c2to3_i{d}x3x4_k3_p1" for n in (1, 2, 3, 4, 6, 8) for d in (1, 2, 3, 4, 5, 9)],
+    "strided depth": [f"n{n}_c2to3_i{d}x3x4_k{k}_s{s}_p1" for n in (1, 2, 4) for d in (1, 3, 4) for k, s in ((3, 2), (4, 2), (4, 3))],
+    "channels": [f"n1_c3to{c}_i2x3x5_k3_p1" for c in (1, 7, 8, 9, 12, 16, 17, 24, 36, 48, 64)],
+    "channels of pairs": [f"n2_c3to{c}_i2x3x5_k3_s2_p1" for c in (1, 7, 8, 9, 16, 24, 40)],
+    "stages": [f"n2_c{c}to8_i3x6x20_k3_p1" for c in (1, 6, 7, 8, 13, 29, 61)],
+    "taps along w": [f"n1_c2to8_i2x3x16_k2x2x{k}_s1x1x{s}_p1x1x{p}" for k in range(1, 10) for s in (1, 2, 3) for p in (0, 1)],
+    "zeros shared": [f"n1_c2to3_i3x{h}x{w}_k5x{k}x{k}_p{p}" for h, w in ((1, 2), (4, 3)) for k, p in ((1, 0), (4, 1), (7, 0), (7, 3))],
+    "wide spread": ["n1_c2to3_i9_k3_s2_d3", "n2_c2to3_i7_k4_s3_p2_d2", "n1_c2to3_i9x8x12_k3_p2_d3", "n1_c2to8_i5_k3_s4_d2"],
+    "no tap": ["n1_c2to2_i3_k1_s2_bias", "n5_c2to2_i3_k1x2x1_s3x4x4_bias", "n4_c2to9_i4_k3_s2_d2_bias", "n1_c2to2_i4_k3_s2_p1_d2_bias"],
+    "planes outside": ["n1_c2to8_i3x4x4_k7x1x1", "n4_c2to8_i2x4x4_k3x1x1_d4x1x1", "n1_c1to8_i1x2x2_k2x1x1_op3x0x0_d4x1x1"],
+}
 GROUPED_TAILS = {
     "positions": [f"n1_c8to8_i1x1x{w}_k1x1x3_s1x1x2_p0x0x1_g2" for w in (1, 2, 31, 32, 33, 511, 512, 513, 1025)],
     "tiles of a block": ["n2_c4to4_i9x20x30_k3_p1_g4", "n1_c4to4_i1x1x8191_k1x1x3_p0x0x1_g2"],
@@ -151,6 +167,7 @@ TAILS = [
     (name, what, problem)
     for name, tails in (
         ("fprop_implicit_gemm_simt", SIMT_TAILS),
+        ("fprop_flattened_simt", FLATTENED_TAILS),
         ("fprop_grouped", GROUPED_TAILS),
         ("fprop_grouped_mma", GROUPED_TAILS | WINDOW_TAILS),
         ("fprop_depthwise", DEPTHWISE_TAILS),
@@ -184,6 +201,35 @@ def test_patch_tails(tunables: dict[str, int], what: str, device: Backend) -> No
         for seed in (0, 5):
             outcome = verify(device, kernel, Problem.parse(problem), "fp32", "exact", seed)
             assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
+
+
+@pytest.mark.parametrize("what", ["positions", "segments", "channels", "channels of pairs", "stages", "no tap"])
+@pytest.mark.parametrize(
+    "tunables",
+    [{"THREAD_QUADS": 1}, {"THREAD_QUADS": 2}, {"MOST_CHANNELS": 8, "BLOCK_WARPS": 8, "CHANNEL_WARPS": 4}, {"STAGES": 2}, {"STAGES": 6}],
+    ids=str,
+)
+def test_flattened_tails(tunables: dict[str, int], what: str, device: Backend) -> None:
+    kernel = kernels()["fprop_flattened_simt"].replace_tunables(**tunables)
+    for problem in FLATTENED_TAILS[what]:
+        for seed in (0, 5):
+            outcome = verify(device, kernel, Problem.parse(problem), "fp32", "exact", seed)
+            assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
+
+
+def test_what_is_flattened_has_no_more_zeros_than_its_taps_need() -> None:
+    """Rows of 64 for three taps are 66 cells apart, two of them zeros for both neighbours; four images lie side by side."""
+    for name, pitch, rows, images in (
+        ("n8_c48to48_i64_k3", 66, 66, 4),
+        ("n2_c48to48_i64_k3_p1", 65, 65, 2),
+        ("n1_c8to8_i9x9x16_k3_s2_p1_op1", 17, 10, 1),
+    ):
+        problem = Problem.parse(name)
+        plan = kernels()["fprop_flattened_simt"].plan(problem, "fp32", multiprocessors=132)
+        planes = math.ceil(problem.output_size[0] / problem.stride[0] / (4 // images))
+        cells = plan.workspace["input_cells"] // 4 // (problem.batch // images * problem.in_channels)
+        run = 32 * 4 * 3  # positions of a block: its warps and their quads
+        assert rows * pitch * planes <= cells < rows * pitch * (planes + 3) + run + 3 * pitch
 
 
 def test_a_patch_tile_fills_the_gpu() -> None:
