@@ -185,8 +185,10 @@ def test_each_kernel_passed_over_says_why() -> None:
         *("fprop_patch_split_k", "fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma"),
         "fprop_patch",
         *("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
+        "fprop_flattened_simt",
     ]
-    assert "has no fp32 instance (it has tf32" in steps[-1] and "one input channel a group" in steps[1]
+    assert "lays the input out first" in steps[-1]
+    assert "has no fp32 instance (it has tf32" in steps[-2] and "one input channel a group" in steps[1]
 
 
 def test_shared_memory_that_the_gpu_has_not_is_a_reason() -> None:
