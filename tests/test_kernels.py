@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -215,6 +216,33 @@ def test_flattened_tails(tunables: dict[str, int], what: str, device: Backend) -
         for seed in (0, 5):
             outcome = verify(device, kernel, Problem.parse(problem), "fp32", "exact", seed)
             assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
+
+
+# Enough channels that the ring goes round more than once, a first position that some classes have not, images that are no multiple of four.
+FLATTENED = ["n1_c40to8_i3x6x20_k3_p1", "n4_c20to24_i5x4x7_k3_s2_p1_bias", "n6_c3to9_i4_k4_s2_p1", "n2_c30to3_i5_k3_s2_p1_d2_bias"]
+FLATTENED_MISTAKES = {
+    "copies not waited for": ("    mbarrier_wait(full, parity);\n", ""),
+    "a stage filled again before it is read": ("    mbarrier_wait(full + static_cast<unsigned>(stages) * 8, (turn & 1u) ^ 1u);\n", ""),
+    "a stage never given back": ("mbarrier_arrive(full + static_cast<unsigned>(stages) * 8);", "{\n    }"),
+    "a stage given back by half of the warps": ("computed_anew(thread) % 32 == 0", "computed_anew(thread) % 64 == 0"),
+    "weights announced without their bytes": (" + static_cast<unsigned>(channel_warps) * weight_bytes);", ");"),
+    "the ring never turns": ("      parity ^= 1u;\n", ""),
+    "packing not waited for": ("  if (thread == 0) wait_for_packing();\n", ""),
+    "the input not waited for by who lays it out": ("  if (threadIdx.x == 0) wait_for_packing();", "  "),
+    "the first stages asked for twice": ("copy_stage(number + ahead)", "copy_stage(number)"),
+    "a row's operands in place of the next channel's": ("(turn ? next.channel : 0)", "0"),
+    "planes of another part of the depth": ("reach_d + s / images * part_d", "reach_d + s / images"),
+    "a class that begins one plane early": ("(d.start + d.first_cell) * plane", "d.first_cell * plane"),
+    "a depth that taps do not reach": ("min(begin, tile.first_kd)", "max(begin, tile.first_kd)"),
+    "images mixed": ("output.at(tile.n + s % images", "output.at(tile.n + s % 1"),
+    "residues of w exchanged": ("(taps - 1 - k + lead) % 2", "(taps - k + lead) % 2"),
+}
+
+
+@pytest.mark.parametrize("mistake", FLATTENED_MISTAKES)
+def test_mistakes_in_what_is_flattened_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
+    tried = [(seed, problem) for problem in map(Problem.parse, FLATTENED) for seed in (0, 1)]
+    assert_found(kernels()["fprop_flattened_simt"], *FLATTENED_MISTAKES[mistake], tried, CHANNEL_WARPS=1)
 
 
 def test_what_is_flattened_has_no_more_zeros_than_its_taps_need() -> None:
