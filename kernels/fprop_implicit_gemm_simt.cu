@@ -94,7 +94,7 @@ shared_bytes = "block_bytes"
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
-#include "convt3d/fill_gaps.cuh"
+#include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/row_tile.cuh"
 #include "convt3d/specialized.cuh"
@@ -347,6 +347,27 @@ __device__ __forceinline__ void store_eight(const accum_t (&sums)[8], scalar_t* 
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     if (first + i >= 0 && first + i < width) y[i * step] = to_scalar(sums[i]);
+  }
+}
+
+// A warp fills what no tap reaches of some channels and of the rows in [first, end), counted over d and h: rows, and `columns` of the
+// others.
+__device__ inline void fill_gaps(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output, int n,
+                                 int first_channel, int channels, index_t first, index_t end, bool columns) {
+  const index_t width = problem.output_size[2], height = problem.output_size[1];
+  for (index_t row = first, next; row < end; row = next) {
+    const int d = static_cast<int>(row / height), h = static_cast<int>(row % height);
+    const bool is_plane = !has_tap(problem, 0, d);
+    next = is_plane ? min(end, row - h + height) : row + 1;
+    if (is_plane || !has_tap(problem, 1, h)) {
+      fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, h * width, (h + next - row) * width, 0, 1);
+      continue;
+    }
+    for (int w = static_cast<int>(threadIdx.x) % 32; columns && w < width; w += 32) {
+      for (int c = has_tap(problem, 2, w) ? channels : 0; c < channels; ++c) {
+        *output.at(n, first_channel + c, d, h, w) = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
+      }
+    }
   }
 }
 
