@@ -61,6 +61,7 @@ chunk = "ceil_div(in_channels_per_group, ceil_div(in_channels_per_group, most_ch
 stages = "min(STAGES, max(2, ring_bytes // (chunk * channel_bytes)))"
 block_bytes = "128 + stages * chunk * channel_bytes"
 [restrictions]
+"STAGES <= 8" = "there is room for the barriers of eight stages"
 "cells + 2 * plane < 2 * 1024 * 1024 * 1024" = "the cells of a volume must be fewer than 2^31"
 "stages * chunk * channel_bytes <= 220 * 1024" = "two windows of one channel and its weights must fit 220 KiB of shared memory"
 [search]

@@ -245,6 +245,16 @@ def test_mistakes_in_what_is_flattened_are_found(mistake: str, assert_found: Cal
     assert_found(kernels()["fprop_flattened_simt"], *FLATTENED_MISTAKES[mistake], tried, CHANNEL_WARPS=1)
 
 
+def test_what_cannot_be_flattened_says_why() -> None:
+    kernel = kernels()["fprop_flattened_simt"]
+    for trial, problem, reason in (
+        (kernel.replace_tunables(STAGES=9), Problem(1, 8, 8, (3, 3, 3), (3, 3, 3)), "barriers of eight stages"),
+        (kernel, Problem(1, 8, 8, (1, 9, 9000), (1, 3, 3)), "must fit 220 KiB"),
+    ):
+        assert reason in (trial.why_not(problem, "fp32") or "")
+    assert "not for sm_80" in (kernel.why_not(Problem(1, 8, 8, (3, 3, 3), (3, 3, 3)), "fp32", "sm_80") or "")
+
+
 def test_what_is_flattened_has_no_more_zeros_than_its_taps_need() -> None:
     """Rows of 64 for three taps are 66 cells apart, two of them zeros for both neighbours; four images lie side by side."""
     for name, pitch, rows, images in (
