@@ -428,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
         tile.first + (d.start + d.first_cell) * plane + h.first_cell * pitch + w.first_cell;
     for (int i = 0; i < stages; ++i) {
       mbarrier_init(base + static_cast<unsigned>(i) * 8, 1);
-      mbarrier_init(base + static_cast<unsigned>(stages + i) * 8, warps);
+      mbarrier_init(base + static_cast<unsigned>(stages + i) * 8, threads);
     }
     mbarrier_fence_init();
   }
@@ -532,8 +532,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
         }
       }
     }
+    mbarrier_arrive(full + static_cast<unsigned>(stages) * 8);  // each lane for what it has read
     __syncwarp();
-    if (computed_anew(thread) % 32 == 0) mbarrier_arrive(full + static_cast<unsigned>(stages) * 8);
     if (++slot == static_cast<unsigned>(stages)) {
       slot = 0;
       parity ^= 1u;
