@@ -428,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
         tile.first + (d.start + d.first_cell) * plane + h.first_cell * pitch + w.first_cell;
     for (int i = 0; i < stages; ++i) {
       mbarrier_init(base + static_cast<unsigned>(i) * 8, 1);
-      mbarrier_init(base + static_cast<unsigned>(stages + i) * 8, threads);
+      mbarrier_init(base + static_cast<unsigned>(stages + i) * 8, 32 * warps);
     }
     mbarrier_fence_init();
   }

@@ -224,7 +224,7 @@ FLATTENED_MISTAKES = {
     "copies not waited for": ("    mbarrier_wait(full, parity);\n", ""),
     "a stage filled again before it is read": ("    mbarrier_wait(full + static_cast<unsigned>(stages) * 8, (turn & 1u) ^ 1u);\n", ""),
     "a stage never given back": ("mbarrier_arrive(full + static_cast<unsigned>(stages) * 8);", "{\n    }"),
-    "a stage given back once half of the lanes have read it": ("(stages + i) * 8, threads)", "(stages + i) * 8, threads / 2)"),
+    "a stage given back once half of the lanes have read it": ("(stages + i) * 8, 32 * warps)", "(stages + i) * 8, 16 * warps)"),
     "weights announced without their bytes": (" + static_cast<unsigned>(channel_warps) * weight_bytes);", ");"),
     "the ring never turns": ("      parity ^= 1u;\n", ""),
     "packing not waited for": ("  if (thread == 0) wait_for_packing();\n", ""),
