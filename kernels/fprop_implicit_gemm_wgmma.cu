@@ -76,6 +76,18 @@ cells_h = "tiles_h * 8 + all_h + (0 if resident else one_h)"
 plane_cells = "cells_h * tiles_w * TILES_M * window_w"
 planes = "batch * input_d * groups * chunks"
 zeros = "window_h * window_w"
+# Who lays it out: a block has all cells of a chunk in a band of rows of some tiles along w, and a thread a run, a cell's channels at the
+# neighbours along w that lie on 16 bytes. Of a row it reads 16 runs at most; an odd number of eights lies from cell to cell.
+neighbours = "16 // itemsize"
+row_runs = "ceil_div(input_w, neighbours)"
+band_tiles = "tiles_w if row_runs <= 16 else min(tiles_w, max(1, ((16 * neighbours - lowest_w % neighbours) // TILES_M - window_w) // 8 + 1))"
+band_runs = "min(row_runs, ceil_div(lowest_w % neighbours + (8 * (band_tiles - 1) + window_w) * TILES_M, neighbours))"
+most_rows = "max(1, LAID_THREADS // (chunk_cells * band_runs))"
+band_rows = "cells_h if input_h <= most_rows else min(cells_h, most_rows)"
+read_rows = "min(input_h, band_rows)"
+row_bands = "ceil_div(cells_h, band_rows)"
+tile_bands = "ceil_div(tiles_w, band_tiles)"
+cell_pitch = "ceil_div(read_rows * band_runs * neighbours, 8) // 2 * 16 + 8"
 slabs = "min(16, (230912 - stages * stage_bytes) // slab_bytes)"
 
 # A unit of work is a tile and its classes of one (d, h): its rows of taps and as much again as one for its stores. Blocks take whole tiles
@@ -105,8 +117,9 @@ block = 1024
 symbol = "convt3d_lay_out_channels"
 when = "LAY_OUT"
 prepares = "input_cells"
-grid = "planes * ceil_div(plane_cells, 256)"
-block = 256
+grid = "planes * tile_bands * row_bands"
+block = "LAID_THREADS"
+shared_bytes = "16 * chunk_cells * cell_pitch"
 
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_wgmma"
@@ -159,6 +172,10 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 // Whether a launch of its own lays out the input with its channels together.
 #ifndef LAY_OUT
 #define LAY_OUT 1
+#endif
+// Threads of a block that lays out.
+#ifndef LAID_THREADS
+#define LAID_THREADS 256
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef WGMMA_TILES
@@ -384,54 +401,94 @@ __device__ inline bool takes_whole_cells(const Problem& problem, const View<cons
   return whole && last <= index_t(2147483647);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// Where a block keeps a cell: eight that lie eight apart, as runs and their channels do, are in different banks.
+__device__ inline int kept_at(int cell) { return cell ^ (cell / 8 % 8); }
+
+extern "C" __global__ void __launch_bounds__(LAID_THREADS)
     convt3d_lay_out_channels(const Problem problem, const View<const scalar_t> input, accum_t* __restrict__ input_cells,
                              const int chunks, const int chunk_cells, const int tiles_w, const int window_w, const int lowest_h,
-                             const int lowest_w, const int cells_h, const int plane_cells, const int zeros) {
+                             const int lowest_w, const int cells_h, const int plane_cells, const int zeros,
+                             const int band_tiles, const int band_runs, const int band_rows, const int read_rows,
+                             const int row_bands, const int tile_bands, const int cell_pitch) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Cell* const kept = reinterpret_cast<Cell*>(shared);  // [cell][row of h][w]
   const int cells = SPECIALIZED(CELLS, chunk_cells), rows_w = SPECIALIZED(WINDOW_W, window_w);
-  int rest = static_cast<int>(blockIdx.x);
-  const auto digit = [&rest](int size) {
-    const int value = rest % size;
-    rest /= size;
-    return value;
-  };
-  const int place = digit(ceil_div(plane_cells, 256)) * 256 + static_cast<int>(threadIdx.x), plane = rest;
-  const int chunk = digit(chunks), group = digit(problem.groups), d = digit(problem.input_size[0]), n = rest;
+  const int thread = static_cast<int>(threadIdx.x);
   Cell* const laid_out = reinterpret_cast<Cell*>(input_cells);
-  if (blockIdx.x == 0) {
-    for (int i = place; i < zeros; i += 256) laid_out[i] = Cell{};
-  }
   let_next_begin();
-  if (threadIdx.x == 0) wait_for_packing();  // so that who waits for this launch waits for both
-  if (place >= plane_cells) return;
-  // Threads go along rows of the input.
-  rest = place;
-  const int position = digit(rows_w), part = digit(TILES_M), tile = digit(tiles_w);
-  const int w = (tile * 8 + position) * TILES_M + part + lowest_w, h = rest + lowest_h;
+  if (blockIdx.x == 0) {
+#pragma unroll 1
+    for (int i = thread; i < zeros; i += LAID_THREADS) laid_out[i] = Cell{};
+  }
+  unsigned rest = blockIdx.x;
+  const auto digit = [&rest](int size) {
+    const unsigned value = rest % static_cast<unsigned>(size);
+    rest /= static_cast<unsigned>(size);
+    return static_cast<int>(value);
+  };
+  const int first_row = digit(row_bands) * band_rows, first_tile = digit(tile_bands) * band_tiles,
+            plane = static_cast<int>(rest);
+  const int chunk = digit(chunks), group = digit(problem.groups), d = digit(problem.input_size[0]), n = static_cast<int>(rest);
+  const int rows = min(band_rows, cells_h - first_row), tiles = min(band_tiles, tiles_w - first_tile);
+  // What is read: whole runs of rows, from the first that this band reaches in the input.
+  const int size_h = problem.input_size[1], size_w = problem.input_size[2], width = band_runs * VECTOR;
+  const int first_h = first_row + lowest_h, first_w = first_tile * 8 * TILES_M + lowest_w;
+  const int read_h = max(first_h, 0), read_w = max(first_w & -VECTOR, 0);
+  const int end_h = min(size_h, first_h + rows), end_w = min(size_w, first_w + ((tiles - 1) * 8 + rows_w) * TILES_M);
   const int in_channels = problem.in_channels / problem.groups, channel = chunk * cells * VECTOR;
-  const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(problem.input_size[1]) &&
-                      static_cast<unsigned>(w) < static_cast<unsigned>(problem.input_size[2]);
-  const scalar_t* const source = inside ? input.at(n, group * in_channels + channel, d, h, w) : input.data;
-  const int live = inside ? in_channels - channel : 0;
-  Cell* const target = laid_out + zeros + static_cast<index_t>(plane) * cells * plane_cells +
-                       ((tile * TILES_M + part) * cells_h + rest) * rows_w + position;
-  if (takes_whole_cells(problem, input)) {
+  const index_t channel_bytes = input.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+  // The channels from a cell on that are there, and the first of them.
+  const auto live_at = [&](int cell, int row, int w) {
+    return read_h + row < end_h && read_w + w < end_w ? in_channels - channel - cell * VECTOR : 0;
+  };
+  const auto source_at = [&](int cell, int row, int w) {
+    return live_at(cell, row, w) > 0 ? input.at(n, group * in_channels + channel + cell * VECTOR, d, read_h + row, read_w + w)
+                                     : input.data;
+  };
+  if (takes_rows(problem, input)) {
+#pragma unroll 1
+    for (int item = thread; item < cells * read_rows * band_runs; item += LAID_THREADS) {
+      rest = static_cast<unsigned>(item);
+      const int w = digit(band_runs) * VECTOR, row = digit(read_rows), cell = static_cast<int>(rest);
+      turn_rows(source_at(cell, row, w), channel_bytes, live_at(cell, row, w),
+                [&](int i, const Cell& value) { kept[kept_at(cell * cell_pitch + row * width + w + i)] = value; });
+    }
+  } else if (takes_whole_cells(problem, input)) {
+    // Neighbouring threads read neighbouring cells.
 #pragma unroll 4
-    for (int cell = 0; cell < cells; ++cell) {
-      const Cell loaded = cell * VECTOR < live ? reinterpret_cast<const Cell*>(source)[cell] : Cell{};
+    for (int item = thread; item < cells * read_rows * width; item += LAID_THREADS) {
+      const int cell = item % cells, place = item / cells, row = place / width, w = place % width;
+      const Cell loaded = live_at(cell, row, w) > 0 ? *reinterpret_cast<const Cell*>(source_at(cell, row, w)) : Cell{};
       scalar_t values[VECTOR];
       memcpy(values, &loaded, sizeof values);
-      target[cell * plane_cells] = cell_of(values);
+      kept[kept_at(cell * cell_pitch + place)] = cell_of(values);
     }
-    return;
-  }
+  } else {
 #pragma unroll 1
-  for (int cell = 0; cell < cells; cell += 2) {
-    const int left = live - cell * VECTOR;
-    load_cells<2>(left > 0 ? source + cell * VECTOR * input.stride[1] : source,
-                  input.stride[1] * static_cast<index_t>(sizeof(scalar_t)), left,
-                  [&](int i, const Cell& value) { target[(cell + i) * plane_cells] = value; });
+    for (int item = thread; item < cells / 2 * read_rows * width; item += LAID_THREADS) {
+      rest = static_cast<unsigned>(item);
+      const int w = digit(width), row = digit(read_rows), cell = static_cast<int>(rest) * 2;
+      load_cells<2>(source_at(cell, row, w), channel_bytes, live_at(cell, row, w),
+                    [&](int i, const Cell& value) { kept[kept_at((cell + i) * cell_pitch + row * width + w)] = value; });
+    }
   }
+  __syncthreads();  // all cells of the band are kept
+  for (int item = thread; item < tiles * TILES_M * rows * rows_w; item += LAID_THREADS) {
+    rest = static_cast<unsigned>(item);
+    const int position = digit(rows_w), row = digit(rows), part = digit(TILES_M), tile = static_cast<int>(rest);
+    const int w = first_w + (tile * 8 + position) * TILES_M + part, h = first_h + row;
+    const bool inside =
+        static_cast<unsigned>(h) < static_cast<unsigned>(size_h) && static_cast<unsigned>(w) < static_cast<unsigned>(size_w);
+    const int from = inside ? (h - read_h) * width + w - read_w : 0;
+    Cell* const target = laid_out + zeros + static_cast<index_t>(plane) * cells * plane_cells +
+                         (((first_tile + tile) * TILES_M + part) * cells_h + first_row + row) * rows_w + position;
+#pragma unroll
+    for (int cell = 0; cell < cells; ++cell) {
+      const Cell value = kept[kept_at(cell * cell_pitch + from)];
+      target[cell * plane_cells] = inside ? value : Cell{};
+    }
+  }
+  if (thread == 0) wait_for_packing();  // so that who waits for this launch waits for both
 }
 
 // ---- the product ----

@@ -20,6 +20,8 @@ column_tiles = "ceil_div(columns, max(8, most_columns))"
 tile_columns = "8 * ceil_div(ceil_div(columns, column_tiles), 8)"
 # Each block has a tile: it begins with copies of weights that only waiting for a product's waits for.
 streams = "max(1, min(ceil_div(block_tiles, WARPGROUPS), multiprocessors // (column_tiles * groups)))"
+# Where blocks have many tiles, the launch begins behind the one that packs, not beside it.
+beside = "1 if block_tiles <= 16 * streams else 0"
 pairs_at = "chunks * 128 * tile_columns + ring_bytes"
 shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
 [restrictions]
@@ -124,8 +126,10 @@ __device__ inline void round_cell(const T (&values)[VECTOR], Cell& cell) {
 
 extern "C" __global__ void __launch_bounds__(128)
     convt3d_pack_patch_weight(const Problem problem, const View<const scalar_t> weight, accum_t* __restrict__ packed_weight,
-                              const int columns, const int column_tiles, const int chunks, const int tile_columns) {
-  let_next_begin();
+                              const int columns, const int column_tiles, const int chunks, const int tile_columns,
+                              const int beside) {
+  // Blocks that begin late, for packing has their multiprocessors, have their neighbours' stores far from theirs in time.
+  if (beside) let_next_begin();
   // blockIdx.x = ((group * column_tiles + column tile) * chunks + chunk) * 8 + cell
   const int cells = chunks * 8, block = static_cast<int>(blockIdx.x);
   const int ci = block % cells * VECTOR, tile = block / cells % column_tiles, group = block / cells / column_tiles;

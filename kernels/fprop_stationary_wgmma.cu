@@ -56,6 +56,8 @@ tiles_d = "ceil_div(blocks_d, CONSUMERS)"
 tiles_h = "ceil_div(blocks_h, patch_h)"
 tiles_w = "ceil_div(blocks_w, patch_w)"
 units = "sets * batch * tiles_d * tiles_h * tiles_w"
+# Where blocks have many tiles, the launch begins behind the one that packs, not beside it.
+beside = "1 if units <= 16 * multiprocessors else 0"
 
 # Tap t reads the input (padding - t*dilation) / stride, rounded up, ahead of the output block; the last tap the lowest.
 lowest_d = "-(((kernel_d - 1) * dilation_d - padding_d) // stride_d)"
@@ -240,8 +242,9 @@ struct ForEach {
 extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem, const View<const scalar_t> weight,
                                                           accum_t* __restrict__ packed_weight, const int set_inputs,
                                                           const int set_outputs, const int channel_tiles, const int tile8,
-                                                          const int chunks, const int chunk_cells) {
-  let_next_begin();
+                                                          const int chunks, const int chunk_cells, const int beside) {
+  // Blocks that begin late, for packing has their multiprocessors, have their neighbours' stores far from theirs in time.
+  if (beside) let_next_begin();
   const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2],
             taps = problem.kernel_size[0] * kernel_h * kernel_w;
   const int block = static_cast<int>(blockIdx.x), tap = block % taps, chunk = block / taps % chunks,
