@@ -414,12 +414,22 @@ CLASSES = (
         *({}, {"TILES_M": 1, "LAY_OUT": 0}, {"TILES_M": 4, "COLUMNS": 64, "CHUNK_CELLS": 4}, {"TILES_M": 1, "COLUMNS": 256}),
         {"COLUMNS": 256},  # in TF32 one class of w after the other, where there are so many channels
         {"CONSUMERS": 1, "TILES_M": 2, "COLUMNS": 64, "LAY_OUT": 0, "CHUNK_CELLS": 4},
+        {"LAID_THREADS": 32},  # few rows of h for each block that lays out
     ],
 )
 def test_classes(tunables: dict[str, int], dtype: str) -> None:
     kernel = kernels()["fprop_implicit_gemm_wgmma"].replace_tunables(**tunables)
     for problem in map(Problem.parse, CLASSES):
         for seed in (0, 1, 4):  # contiguous, channels_last, a drawn layout
+            outcome = verify(HostBackend(), kernel, problem, dtype, "exact", seed)
+            assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "bf16"])
+def test_wide_rows_are_laid_out_in_parts(dtype: str) -> None:
+    kernel = kernels()["fprop_implicit_gemm_wgmma"].replace_tunables(LAID_THREADS=64)
+    for problem in map(Problem.parse, ("n1_c20to16_i1x9x300_k3_s2_p1_op1", "n1_c8to8_i2x3x264_k4_s2x1x2_p1_bias")):
+        for seed in (0, 1, 4):
             outcome = verify(HostBackend(), kernel, problem, dtype, "exact", seed)
             assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
 
@@ -460,6 +470,10 @@ CLASS_MISTAKES = {
     "planes beyond the input": ("if (static_cast<unsigned>(d) < static_cast<unsigned>(problem.input_size[0])) {", "{"),
     "planes of zeros left as they were": ("laid_out[i] = Cell{};", ";"),
     "rows of another tile": ("((from.w - lowest_w) / 8 + part)", "part"),
+    "cells laid out before all of a band are there": ("  __syncthreads();  // all cells of the band are kept\n", ""),
+    "cells read where they are not kept": ("kept[kept_at(cell * cell_pitch + from)]", "kept[cell * cell_pitch + from]"),
+    "what lies beyond the input laid out as its first cell": ("inside ? value : Cell{}", "value"),
+    "a band's rows read from its first in the output": ("const int read_h = max(first_h, 0)", "const int read_h = max(first_row, 0)"),
     "slab not waited for": ("              mbarrier_wait(slab.full(), slab.parity);\n", ""),
     "slab given back before it is read": ("              wgmma_wait<1>();\n", ""),
     "slab announced without its bytes": (
@@ -507,7 +521,7 @@ def test_mistakes_in_classes_are_found(mistake: str, assert_found: Callable[...,
     if mistake in BOTH_MISTAKES:
         assert_found(kernel, right, wrong, tried, "tf32", TILES_M=1)
     else:
-        assert_found(kernel, right, wrong, tried, "bf16", LAY_OUT=int(mistake in CLASS_MISTAKES))
+        assert_found(kernel, right, wrong, tried, "bf16", LAY_OUT=int(mistake in CLASS_MISTAKES), LAID_THREADS=32)
 
 
 # Rows of 64 blocks and patches of 8 x 8, some beyond the end of the output; rows that begin at any place in 16 bytes; several tiles of
