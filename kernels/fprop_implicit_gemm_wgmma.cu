@@ -7,6 +7,7 @@ architectures = ["sm_90a"]
 TILES_M = [1, 2, 4]
 COLUMNS = [64, 128, 256]
 CHUNK_CELLS = [4, 8]
+STAGES = [2, 3]
 LAY_OUT = [0, 1]
 
 [specialize]
@@ -60,7 +61,7 @@ all_positions = "(CONSUMERS + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_
 one_positions = "(CONSUMERS + one_d) * (8 + one_h) * (8 + ceil_div(all_w if LAY_OUT or both else one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 
 slab_bytes = "128 * chunk_cells * tile8"
-memory = "230912 - 3 * slab_bytes"
+memory = "230400 - 3 * slab_bytes"
 # Where all channels of a tile's inputs fit they stay for all classes.
 resident = "1 if 16 * chunk_cells * all_positions * chunks <= memory and chunks <= 16 else 0"
 # Laid-out windows are those of all classes of w.
@@ -70,7 +71,7 @@ window_h = "8 + (all_h if resident else one_h)"
 window_w = "8 + ceil_div(reach_w, TILES_M)"
 positions = "all_positions if resident else one_positions"
 stage_bytes = "16 * chunk_cells * positions"
-stages = "chunks if resident else min(3, memory // stage_bytes)"
+stages = "chunks if resident else min(STAGES, memory // stage_bytes)"
 # What is laid out: windows along w in parts, one behind another, of so many rows of h; before it a plane of zeros.
 cells_h = "tiles_h * 8 + all_h + (0 if resident else one_h)"
 plane_cells = "cells_h * tiles_w * TILES_M * window_w"
@@ -88,7 +89,7 @@ read_rows = "min(input_h, band_rows)"
 row_bands = "ceil_div(cells_h, band_rows)"
 tile_bands = "ceil_div(tiles_w, band_tiles)"
 cell_pitch = "ceil_div(read_rows * band_runs * neighbours, 8) // 2 * 16 + 8"
-slabs = "min(16, (230912 - stages * stage_bytes) // slab_bytes)"
+slabs = "min(16, (230400 - stages * stage_bytes) // slab_bytes)"
 
 # A unit of work is a tile and its classes of one (d, h): its rows of taps and as much again as one for its stores. Blocks take whole tiles
 # where that makes the longest share an eighth longer at most.
@@ -125,7 +126,7 @@ shared_bytes = "16 * chunk_cells * cell_pitch"
 symbol = "convt3d_fprop_implicit_gemm_wgmma"
 grid = "min(multiprocessors, all_tiles * stride_d * stride_h)"
 block = "(CONSUMERS + 1) * 128"
-shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
+shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 */
 // The transposed convolution as matrix products of Hopper's warpgroups, a residue class of outputs at a time.
 //
@@ -153,6 +154,7 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/streaming_store.cuh"
 #include "convt3d/wgmma_rows.cuh"
 
 // Patches of 64 output blocks that a warpgroup has (1, 2 or 4); at most so many columns (in TF32 half as many) and cells of a chunk.
@@ -164,6 +166,10 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 #endif
 #ifndef CHUNK_CELLS
 #define CHUNK_CELLS 8
+#endif
+// Windows of a chunk in shared memory, where not all of a tile's stay; more of them leave less room for slabs of weights.
+#ifndef STAGES
+#define STAGES 3
 #endif
 // Warpgroups that multiply.
 #ifndef CONSUMERS
@@ -209,7 +215,7 @@ shared_bytes = "1536 + stages * stage_bytes + slabs * slab_bytes"
 #endif
 
 constexpr int HEADER =
-    1536;  // bytes in shared memory: barriers, from 512 on those of slabs passed on, from 640 on taps, from 1024 on units
+    2048;  // bytes in shared memory: barriers, from 512 on those of slabs passed on, from 640 on taps, from 1024 on units
 constexpr bool HALVES = sizeof(scalar_t) == 2;
 constexpr int VECTOR = 16 / sizeof(scalar_t);              // channels in a cell of 16 bytes
 constexpr int RUN = 2 * TILES_M / (4 / sizeof(scalar_t));  // words of a lane's neighbours along w, of both classes
@@ -667,10 +673,14 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
                 source, bytes, at.full());
     }
   };
-  // A block owns the units that begin in its share of what all cost.
-  const auto first_unit = [&](int block) {
-    const int blocks = static_cast<int>(gridDim.x), granules = costs / granule;
-    const int from = (granules / blocks * block + min(block, granules % blocks)) * granule;
+  // Whole tiles are taken in turns, so that blocks have neighbours along w at the same time, whose outputs lie together in memory; but a
+  // window that stays for several tiles of channels is not left. Else a block owns the units that begin in its share of what all cost.
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int classes = problem.stride[0] * problem.stride[1], tile_row = channel_tiles * tiles_w;
+  const bool in_turns = granule > 1 && (channel_tiles == 1 || !stays);
+  const auto first_unit = [&](int number) {
+    const int granules = costs / granule;
+    const int from = (granules / blocks * number + min(number, granules % blocks)) * granule;
     int rest = from % tile_cost, unit = 0;
     for (int ed = 0, eh = 0; rest > 0; ++unit) {
       rest -= taps[ed].count * taps[8 + eh].count + 1;
@@ -678,40 +688,48 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     }
     return from / tile_cost * problem.stride[0] * problem.stride[1] + unit;
   };
-  const int either = first_unit(static_cast<int>(blockIdx.x) + lane % 2);
-  const int first_number = of_warp(either), count = __shfl_sync(0xffffffffu, either, 1) - first_number;
-  // Blocks of whole tiles begin these with different classes: else all of them would store at the same time.
-  const int turn = granule > 1 ? static_cast<int>(blockIdx.x) : 0;
+  const int either = first_unit(block + lane % 2);
+  const int first_number = in_turns ? block * classes : of_warp(either);
+  const int count =
+      in_turns ? ceil_div(costs / granule - block, blocks) * classes : __shfl_sync(0xffffffffu, either, 1) - first_number;
+  // Blocks of whole tiles begin these with different classes, each row of tiles with another: else all would store at the same time.
+  const int turn = in_turns ? block / tile_row : granule > 1 ? block : 0;
   const int first_eh = of_warp(turn % problem.stride[1]), first_ed = of_warp(turn / problem.stride[1] % problem.stride[0]);
-  // Each warp keeps its unit in shared memory.
-  Unit* const unit = reinterpret_cast<Unit*>(shared + 1024) + warp;
-  if (lane == 0) {
-    int rest = first_number;
-    unit->eh = first_eh + rest % problem.stride[1], rest /= problem.stride[1];
-    unit->ed = first_ed + rest % problem.stride[0], rest /= problem.stride[0];
-    unit->channel_tile = rest % channel_tiles, rest /= channel_tiles;
-    unit->w = rest % tiles_w * tile_w, rest /= tiles_w;
-    unit->h = rest % tiles_h * 8, rest /= tiles_h;
-    unit->d = rest % tiles_d * CONSUMERS, rest /= tiles_d;
-    unit->n = rest % problem.batch, unit->group = rest / problem.batch;
+  // Each warp keeps its unit in shared memory, and how far it is to its next tile.
+  Unit* const unit = reinterpret_cast<Unit*>(shared + 1024) + warp * 2;
+  if (lane < 2) {
+    int rest = lane == 0 ? first_number : (in_turns ? blocks : 1) * classes;
+    Unit own;
+    own.eh = (lane == 0 ? first_eh : 0) + rest % problem.stride[1], rest /= problem.stride[1];
+    own.ed = (lane == 0 ? first_ed : 0) + rest % problem.stride[0], rest /= problem.stride[0];
+    own.channel_tile = rest % channel_tiles, rest /= channel_tiles;
+    own.w = rest % tiles_w * tile_w, rest /= tiles_w;
+    own.h = rest % tiles_h * 8, rest /= tiles_h;
+    own.d = rest % tiles_d * CONSUMERS, rest /= tiles_d;
+    own.n = rest % problem.batch, own.group = rest / problem.batch;
+    unit[lane] = own;
   }
   __syncwarp();
   const auto next_unit = [&] {
     __syncwarp();  // all lanes have read what changes
     if (lane == 0) {
-      const auto carries = [](int& digit, int step, int size) {
-        digit += step;
-        if (digit < size) return false;
-        digit = 0;
-        return true;
-      };
       // The classes of a tile come around from where they began.
       if (++unit->eh == problem.stride[1]) unit->eh = 0;
       if (unit->eh == first_eh && ++unit->ed == problem.stride[0]) unit->ed = 0;
-      if (unit->eh == first_eh && unit->ed == first_ed && carries(unit->channel_tile, 1, channel_tiles) &&
-          carries(unit->w, tile_w, tiles_w * tile_w) && carries(unit->h, 8, tiles_h * 8) &&
-          carries(unit->d, CONSUMERS, tiles_d * CONSUMERS) && carries(unit->n, 1, problem.batch)) {
-        ++unit->group;
+      if (unit->eh == first_eh && unit->ed == first_ed) {
+        int carry = 0;
+        const auto add = [&carry](int& digit, int ahead, int one, int size) {
+          digit += ahead + carry * one;
+          carry = digit >= size ? 1 : 0;
+          digit -= carry * size;
+        };
+        const Unit ahead = unit[1];
+        add(unit->channel_tile, ahead.channel_tile, 1, channel_tiles);
+        add(unit->w, ahead.w, tile_w, tiles_w * tile_w);
+        add(unit->h, ahead.h, 8, tiles_h * 8);
+        add(unit->d, ahead.d, CONSUMERS, tiles_d * CONSUMERS);
+        add(unit->n, ahead.n, 1, problem.batch);
+        unit->group += ahead.group + carry;
       }
     }
     __syncwarp();
@@ -733,7 +751,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   const auto row_taps = [&] { return taps[unit->ed].count * taps[8 + unit->eh].count; };
   if (warp >= CONSUMERS * 4) {
 #if CONSUMERS == 2
-    give_registers<RESIDENT && !LAY_OUT ? 24 : 40>();
+    give_registers<40>();
 #endif
     if (warp < CONSUMERS * 4 + 3) {
       if (LAY_OUT) wait_for_packing();
@@ -782,7 +800,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   }
 
 #if CONSUMERS == 2
-  take_registers<RESIDENT && !LAY_OUT ? 240 : 232>();
+  take_registers<232>();
 #endif
   float sums[HALVES ? TILES_M : 2 * TILES_M][SUMS];  // of each patch, then of those of the second class
   const int warpgroup = warp / 4, lag = LAY_OUT && CONSUMERS > 1 ? min(2, slabs / 3) : 0;
@@ -800,7 +818,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   constexpr int LATE = HELD > 1 ? SUMS / 8 : 0, QUARTER = (LATE + 3) / 4;
   int late_quarters = 0, late_left = 0;
   scalar_t* late_targets[2] = {nullptr, nullptr};
-  const auto store_run = [&](scalar_t* target, const Words<RUN>& run) { *reinterpret_cast<Words<RUN>*>(target) = run; };
+  const auto store_run = [&](scalar_t* target, const Words<RUN>& run) {
+    store_streaming(reinterpret_cast<Words<RUN>*>(target), run);
+  };
   const auto store_quarter = [&](auto quarter) {
     constexpr int FIRST = decltype(quarter)::value * QUARTER;
 #pragma unroll
@@ -1043,7 +1063,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
           for (int c = 0; c < 2; ++c) pair.word[c] = __float_as_uint(sums[i / 2][j * 4 + r * 2 + c] + added[c]);
           const bool stored = live[r] && w + ahead_w < problem.output_size[2];
           if (channel_pairs) {
-            if (stored && left > 0) *reinterpret_cast<Words<2>*>(y) = pair;
+            if (stored && left > 0) store_streaming(reinterpret_cast<Words<2>*>(y), pair);
             continue;
           }
           if (stored && left > 0) *y = __uint_as_float(pair.word[0]);
@@ -1080,7 +1100,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
                 targets[i % 2] + ahead_w * output.stride[4] + quarter * 6;  // its pair of channels is 2 * quarter
             const bool stored = live[i % 2] && w + ahead_w < problem.output_size[2] && j + quarter < columns8 &&
                                 (SPECIALIZED(WHOLE_TILES, false) || first_channel + quarter * 6 + j * 8 < out_channels);
-            if (stored) *reinterpret_cast<Words<4>*>(y) = run;
+            if (stored) store_streaming(reinterpret_cast<Words<4>*>(y), run);
           }
 #pragma unroll
           for (int r = 0; r < 2; ++r) targets[r] = advanced(targets[r], 4 * ahead);

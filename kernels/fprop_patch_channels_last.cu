@@ -233,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   Biases* const biases = reinterpret_cast<Biases*>(slots + tile_width / VECTOR);
   const unsigned barriers = shared_address(biases + tile_width / VECTOR);
 
+  // What takes long to come is asked for first.
   if (thread == 0) {
     const char* const packed = reinterpret_cast<const char*>(packed_weight) +
                                static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
@@ -246,21 +247,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
                 static_cast<unsigned>(chunk_bytes), barrier);
     }
   }
-  for (int i = thread; i < tile_width; i += 128 * WARPGROUPS) {
-    const int column = first_column + i, tap = column / each_tap, co = column % each_tap;
-    const bool live = column < columns && co < out_channels;
-    biases[i / VECTOR].of[i % VECTOR] = live && bias != nullptr ? to_accum(bias[group * out_channels + co]) : 0.0f;
-    if (i % VECTOR != 0) continue;
-    Slot slot{0, 0};
-    if (live) {
-      slot.live = min(VECTOR, out_channels - co);
-      slot.output = (co * output.stride[1] + tap / (kernel[1] * kernel[2]) * output.stride[2] +
-                     tap / kernel[2] % kernel[1] * output.stride[3] + tap % kernel[2] * output.stride[4]) *
-                    SIZE;
-    }
-    slots[i / VECTOR] = slot;
-  }
-  __syncthreads();
+  __syncwarp();
 
   const auto vectors = [](const auto& tensor, int channels) {
     const index_t* stride = tensor.stride;
@@ -273,7 +260,8 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
                     group * out_channels, kernel[0], kernel[1], kernel[2]);
   };
   const int step = streams * WARPGROUPS;
-  int copied_tile = block / column_tiles / problem.groups * WARPGROUPS + warp / 4, copied_chunk = 0, copied_slot = 0;
+  // Where the last tiles are too few for all warpgroups, each block has as many of them as the others.
+  int copied_tile = warp / 4 * streams + block / column_tiles / problem.groups, copied_chunk = 0, copied_slot = 0;
   const auto copy_half = [&](int odd) {
     if (copied_tile < block_tiles) {
       if (odd == 0 && copied_chunk == 0) {
@@ -292,6 +280,21 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   };
   int tile = copied_tile, slot = 0;
   for (int s = 0; s + 1 < STAGES; ++s) copy_half(s % 2);
+  for (int i = thread; i < tile_width; i += 128 * WARPGROUPS) {
+    const int column = first_column + i, tap = column / each_tap, co = column % each_tap;
+    const bool live = column < columns && co < out_channels;
+    biases[i / VECTOR].of[i % VECTOR] = live && bias != nullptr ? to_accum(bias[group * out_channels + co]) : 0.0f;
+    if (i % VECTOR != 0) continue;
+    Slot slot{0, 0};
+    if (live) {
+      slot.live = min(VECTOR, out_channels - co);
+      slot.output = (co * output.stride[1] + tap / (kernel[1] * kernel[2]) * output.stride[2] +
+                     tap / kernel[2] % kernel[1] * output.stride[3] + tap % kernel[2] * output.stride[4]) *
+                    SIZE;
+    }
+    slots[i / VECTOR] = slot;
+  }
+  __syncthreads();
 
   float sums[ROWS][SUMS];
   unsigned fragments[2][2][ROWS][4];

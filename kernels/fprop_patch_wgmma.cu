@@ -298,20 +298,10 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   Pair* const pairs = reinterpret_cast<Pair*>(shared + pairs_at);
   const unsigned barriers = shared_address(pairs + tile_width / 2);
 
-  if (thread < chunks) mbarrier_init(barriers + static_cast<unsigned>(thread) * 8, 1);
-  mbarrier_fence_init();
-  for (int pair = thread; pair < tile_width / 2; pair += 128 * WARPGROUPS) {
-    const int column = first_column + pair * 2, co = column / taps, row = column % taps / 2;
-    Pair entry{0, 0.0f, 0};
-    if (column < columns) {
-      entry.live = 1;
-      entry.output = (co * output.stride[1] + row / kernel_h * output.stride[2] + row % kernel_h * output.stride[3]) * SIZE;
-      if (bias != nullptr) entry.bias = to_accum(bias[group * out_channels + co]);
-    }
-    pairs[pair] = entry;
-  }
-  __syncthreads();
+  // What takes long to come is asked for first.
   if (thread == 0) {
+    for (int c = 0; c < chunks; ++c) mbarrier_init(barriers + static_cast<unsigned>(c) * 8, 1);
+    mbarrier_fence_init();
     wait_for_packing();
     const char* const packed = reinterpret_cast<const char*>(packed_weight) +
                                static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
@@ -339,7 +329,8 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
                     group * out_channels, kernel_d, kernel_h, 2);
   };
   const int step = streams * WARPGROUPS;
-  int copied_tile = block / column_tiles / problem.groups * WARPGROUPS + warp / 4, copied_chunk = 0, copied_slot = 0;
+  // Where the last tiles are too few for all warpgroups, each block has as many of them as the others.
+  int copied_tile = warp / 4 * streams + block / column_tiles / problem.groups, copied_chunk = 0, copied_slot = 0;
   const auto copy_half = [&](int odd) {
     if (copied_tile < block_tiles) {
       if (odd == 0 && copied_chunk == 0) copier.begin(place(copied_tile, copier.voxel()).input);
@@ -354,6 +345,17 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   };
   int tile = copied_tile, slot = 0;
   for (int s = 0; s + 1 < STAGES; ++s) copy_half(s % 2);
+  for (int pair = thread; pair < tile_width / 2; pair += 128 * WARPGROUPS) {
+    const int column = first_column + pair * 2, co = column / taps, row = column % taps / 2;
+    Pair entry{0, 0.0f, 0};
+    if (column < columns) {
+      entry.live = 1;
+      entry.output = (co * output.stride[1] + row / kernel_h * output.stride[2] + row % kernel_h * output.stride[3]) * SIZE;
+      if (bias != nullptr) entry.bias = to_accum(bias[group * out_channels + co]);
+    }
+    pairs[pair] = entry;
+  }
+  __syncthreads();
 
   float sums[ROWS][SUMS];
   unsigned fragments[2][2][ROWS][4];

@@ -180,8 +180,8 @@ PATCH_MISTAKES = {
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "problem"),
     [
-        ("fprop_patch_wgmma", "ceil_div(block_tiles, WARPGROUPS)", "block_tiles", "n1_c72to2_i1x1x136_k1x1x2_s1x1x2"),
-        ("fprop_patch_channels_last", "ceil_div(block_tiles, WARPGROUPS)", "block_tiles", "n1_c72to2_i1x1x136_k1x1x2_s1x1x2"),
+        ("fprop_patch_wgmma", "ceil_div(block_tiles, WARPGROUPS)", "block_tiles + 1", "n1_c72to2_i1x1x136_k1x1x2_s1x1x2"),
+        ("fprop_patch_channels_last", "ceil_div(block_tiles, WARPGROUPS)", "block_tiles + 1", "n1_c72to2_i1x1x72_k1x1x2_s1x1x2"),
         ("fprop_rolling_wgmma", "stays && held != -1 && i < slabs", "false", "n1_c1to1_i1_k1x2x1_s1x2x1"),
     ],
 )
@@ -411,7 +411,8 @@ CLASSES = (
 @pytest.mark.parametrize(
     "tunables",
     [
-        *({}, {"TILES_M": 1, "LAY_OUT": 0}, {"TILES_M": 4, "COLUMNS": 64, "CHUNK_CELLS": 4}, {"TILES_M": 1, "COLUMNS": 256}),
+        *({}, {"TILES_M": 1, "LAY_OUT": 0}, {"TILES_M": 4, "COLUMNS": 64, "CHUNK_CELLS": 4}),
+        {"TILES_M": 1, "COLUMNS": 256, "STAGES": 2},
         {"COLUMNS": 256},  # in TF32 one class of w after the other, where there are so many channels
         {"CONSUMERS": 1, "TILES_M": 2, "COLUMNS": 64, "LAY_OUT": 0, "CHUNK_CELLS": 4},
         {"LAID_THREADS": 32},  # few rows of h for each block that lays out
@@ -490,7 +491,10 @@ CLASS_MISTAKES = {
     "late runs overwritten": ("        while (late_quarters > 0) store_late();\n", "        late_quarters = 0;\n"),
     "late runs of other channels": ("constexpr int FIRST = decltype(quarter)::value * QUARTER;", "constexpr int FIRST = 0;"),
     "channels traded with another lane": ("bit < 4; bit *= 2", "bit < 2; bit *= 2"),
-    "a share ends where the next has begun": ("granules / blocks * block + min(block, granules % blocks)", "granules / blocks * block"),
+    "a share ends where the next has begun": ("granules / blocks * number + min(number, granules % blocks)", "granules / blocks * number"),
+    "a tile too many in turns": ("ceil_div(costs / granule - block, blocks)", "ceil_div(costs / granule, blocks)"),
+    "turns that carry nothing": ("digit += ahead + carry * one;", "digit += ahead;"),
+    "a turn of one tile": ("(in_turns ? blocks : 1) * classes", "classes"),
     "a tile ends with the last class, wherever it began": (
         "(unit->eh + 1) % problem.stride[1] == first_eh",
         "unit->eh + 1 == problem.stride[1]",
