@@ -30,7 +30,7 @@ FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each w
 # the loosest of its instances that the precision allows. All are deterministic, and the last of each list takes every problem.
 _GROUPS = ("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped")
 _FEW = ("fprop_patch_split_k",)
-_PATCHES = ("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch")
+_PATCHES = ("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch_channels_last_simt", "fprop_patch")
 _CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
 _MMA = ("fprop_implicit_gemm_mma", *_CUDA_CORES)
 _WGMMA = ("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma")
@@ -259,6 +259,10 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
             return "loads and stores one element at a time unless channels lie together, so others come first"
         if problem.in_channels // problem.groups % vector != 0 or problem.out_channels // problem.groups % vector != 0:
             return f"loads and stores one element at a time unless channels come in {vector}, so others come first"
+        return None
+    if name == "fprop_patch_channels_last_simt":
+        if question.layout != "channels_last":
+            return "loads and stores one element at a time unless channels lie together, so others come first"
         return None
     if name == "fprop_stationary_wgmma":
         least, most = NARROW_CHANNELS

@@ -247,7 +247,6 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
                 static_cast<unsigned>(chunk_bytes), barrier);
     }
   }
-  __syncwarp();
 
   const auto vectors = [](const auto& tensor, int channels) {
     const index_t* stride = tensor.stride;

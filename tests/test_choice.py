@@ -129,6 +129,7 @@ def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> 
             assert "fprop_patch_split_k: reads its inputs once for every few columns" in " ".join(enough.passed_over)
         assert choose(on(arch), "fprop", few, "tf32x3").kernel is registry.kernel("fprop_patch_stationary")
     assert choose(on("sm_90a"), "fprop", few, "fp32").kernel is registry.kernel("fprop_patch")
+    assert choose(on("sm_80"), "fprop", few, "fp32", "channels_last").kernel is registry.kernel("fprop_patch_channels_last_simt")
     # 54 voxels of more channels than a block of fprop_patch_split_k has shared memory for
     deep = Problem(2, 4096, 128, (3, 3, 3), (2, 2, 2), (2, 2, 2))
     found = choose(on("sm_90a"), "fprop", deep, "tf32")
@@ -183,7 +184,7 @@ def test_each_kernel_passed_over_says_why() -> None:
     assert [step.split()[0].rstrip(":") for step in steps[1:]] == [
         *("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped"),
         *("fprop_patch_split_k", "fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma"),
-        "fprop_patch",
+        *("fprop_patch_channels_last_simt", "fprop_patch"),
         *("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
         "fprop_flattened_simt",
     ]
