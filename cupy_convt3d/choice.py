@@ -45,8 +45,8 @@ _FPROP = {
 # Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels (in channels_last below half of it: 27 and 54), and with
 # 432 by a tenth where it is tuned. fprop_patch_wgmma fills shared memory with weights first.
 FEW_VOXELS = 256
-# From so many channels on (in channels_last half as many) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by
-# fprop_rolling_wgmma: on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too, but not in TF32).
+# From so many channels on (in channels_last half as many in 16 bits) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by
+# fprop_rolling_wgmma: on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too; in TF32 with 128 and 256 on an H100).
 WIDE_CHANNELS = 64
 # With so many, fprop_stationary_wgmma is the quickest where it has room for the weights: on an H200 with 32 and 64.
 NARROW_CHANNELS = (16, 64)
@@ -273,11 +273,10 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
         return None
     if name == "fprop_implicit_gemm_wgmma":
         channels = min(problem.in_channels, problem.out_channels) // problem.groups
-        least = WIDE_CHANNELS // 2 if question.layout == "channels_last" else WIDE_CHANNELS
+        narrow = question.layout == "channels_last" and DTYPES[question.precision].itemsize == 2
+        least = WIDE_CHANNELS // 2 if narrow else WIDE_CHANNELS
         if problem.stride != (2, 2, 2) or problem.dilation != (1, 1, 1) or channels < least:
             return f"is the quicker where the stride is 2 and a group has {least} channels in and out, so others come first"
-        if question.layout == "channels_last" and DTYPES[question.precision].itemsize == 4:
-            return "stores pairs of channels in TF32 where these lie together, so others come first"
         return None
     if name == "fprop_flattened_simt":
         if problem.flop < FLATTENED_FLOP or min(problem.out_channels, problem.in_channels) // problem.groups < 8:
