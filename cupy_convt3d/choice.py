@@ -155,8 +155,9 @@ def decide(
     algorithm: str | Kernel,
     fp32_precision: str | None,
     backend: str | None,
+    packed: bool = False,
 ) -> Choice:
-    """Return who computes a pass on these arrays.
+    """Return who computes a pass on these arrays; `packed`: the packed weight is kept, so that packing is not in the time.
 
     Raises:
         ProblemError, KernelError, BackendError: as `conv_transpose3d`.
@@ -174,8 +175,7 @@ def decide(
         volumes = (array.ref for name, array in arrays.items() if name != "weight")
         layout = "channels_last" if any(ref.is_channels_last for ref in volumes) else "ncdhw"
         try:
-            # Of the libraries only torch's calls keep a packed weight.
-            taken = choose(runs_on, pass_name, problem, precision, layout, packed=is_torch)
+            taken = choose(runs_on, pass_name, problem, precision, layout, packed=packed)
         except KernelError:
             if is_torch and backend is None:
                 return Choice(None, first.dtype, "torch", fp32)

@@ -68,11 +68,11 @@ def run(
     key = (
         *(pass_name, first.shape, first.stride(), first.dtype, first.device),
         *(second.shape, second.stride(), second.dtype, second.device),
-        *(described, shape, geometry, algorithm, fp32_precision, backend, registry.revision),
+        *(described, shape, geometry, algorithm, fp32_precision, backend, keep, registry.revision),
     )
     plan = _plans.get(key)
     if plan is None:
-        plan = _make(pass_name, first, second, bias, shape, geometry, algorithm, fp32_precision, backend)
+        plan = _make(pass_name, first, second, bias, shape, geometry, algorithm, fp32_precision, backend, keep)
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         _plans[key] = plan
@@ -115,6 +115,7 @@ def _make(
     algorithm: str,
     fp32_precision: str | None,
     backend: str | None,
+    keep: bool,
 ) -> Plan:
     given = dict(zip(TENSORS[pass_name], (first, second, bias), strict=False))
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None and name != TENSORS[pass_name][-1]}
@@ -123,7 +124,7 @@ def _make(
     check_alike(arrays)
     problem = problem_of(pass_name, tensors, shape, geometry)
     chosen: Any = _user_kernels.get(algorithm, algorithm)
-    choice = decide(pass_name, problem, arrays, chosen, fp32_precision, backend)
+    choice = decide(pass_name, problem, arrays, chosen, fp32_precision, backend, packed=keep)
     layout = torch.channels_last_3d if keeps_channels_last(pass_name, first, second) else torch.contiguous_format
     shapes, written = problem.shapes(pass_name)
     strides = torch.empty(shapes[written], device="meta", memory_format=layout).stride()

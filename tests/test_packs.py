@@ -52,6 +52,24 @@ def agrees(x: torch.Tensor, w: torch.Tensor, algorithm: str = "implicit_gemm_sim
     torch.testing.assert_close(ours(x, w, algorithm, **geometry), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_only_calls_that_keep_the_packed_weight_leave_packing_out_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training step packs in each call: "auto" goes by the time that packing is in."""
+    asked: list[bool] = []
+    decide = torch_plan.decide
+
+    def spy(*arguments: Any, packed: bool) -> Any:
+        asked.append(packed)
+        return decide(*arguments, packed=packed)
+
+    monkeypatch.setattr(torch_plan, "decide", spy)
+    monkeypatch.setattr(torch_plan, "_plans", {})
+    x, w = tensors()
+    ours(x, w, "auto")
+    with torch.enable_grad():
+        ours(x, w.requires_grad_(), "auto")
+    assert asked == [True, False]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "dtype"), [("implicit_gemm_simt", torch.float32), ("implicit_gemm_mma", torch.bfloat16), ("auto", torch.float32)]
 )

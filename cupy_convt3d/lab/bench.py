@@ -173,9 +173,12 @@ def _contenders(
 ) -> list[tuple[Kernel, str]]:
     """Return kernels and the dtypes they are compiled for; the loosest that is allowed where a kernel cannot do the problem."""
     if wanted == AUTO:
-        taken = choose(backend, pass_name, problem, precision, layout)
-        assert taken.kernel is not None
-        return [(taken.kernel, taken.instance)]
+        found = []
+        for packed in (True, False):  # what it takes where the packed weight is kept, and where packing is in the time
+            taken = choose(backend, pass_name, problem, precision, layout, packed=packed)
+            assert taken.kernel is not None
+            found.append((taken.kernel, taken.instance))
+        return list(dict.fromkeys(found))
     kernels = registered(pass_name).values() if isinstance(wanted, str) else wanted
     allowed = allowed_instances(precision)
     own = [kernel for kernel in kernels if kernel.pass_name == pass_name and set(allowed) & set(kernel.dtypes)]
@@ -212,7 +215,9 @@ def _line(c: Comparison) -> str:
         return f"{head}{'; '.join(reasons) or 'no kernel'}; {rival}"
     ratio = "" if c.ratio() is None else f" = {c.ratio():.2f}x"
     share = "" if row.share_of_floor is None else f", {row.share_of_floor:.0%} of floor"
-    packing = "" if not row.pack_ms else f" ({_ms(row.with_packing_ms)} with packing)"
+    other = c.best_with_packing
+    by = "" if other is None or other.contender == row.contender else f" by {other.contender}"
+    packing = "" if not row.pack_ms else f" ({_ms(c.milliseconds(packing=True))} with packing{by})"
     wrong = "".join(f"; {k.contender} is WRONG" for k in c.kernels if k.wrong)
     return f"{head}{row.contender}[{row.instance}] {_ms(row.median_ms)} ms{packing}, {rival}{ratio}{share}, error {row.error:.1e}{wrong}"
 
