@@ -404,6 +404,7 @@ CLASSES = (
     *("n1_c300to8_i2x3x8_k3x4x4_s2_p1_op1x0x0_bias", "n1_c64to8_i1x8x16_k1_s2x2x1_op1x1x0_bias"),
     *("n2_c8to104_i3x4x8_k3_s2_p1_op1_bias", "n1_c9to8_i2x3x16_k4_s2_p1", "n1_c543to8_i1x2x3_k1"),
     *("n1_c120to8_i1x8x32_k1_s2x2x1_op1x1x0_bias", "n1_c530to8_i2x3x8_k3_s2_p1_op1"),
+    *("n1_c64to8_i1x11x32_k3_s2_p1", "n1_c16to8_i1x2x200_k3_s2_p1"),  # laid out in bands of rows, of tiles
 )
 
 
@@ -455,6 +456,22 @@ def test_how_classes_are_shared_out() -> None:
     assert "has no tf32x3 instance" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "tf32x3") or "")
 
 
+def test_how_bands_are_laid_out() -> None:
+    """About a run a thread, all rows and tiles where they are so few; shared memory fits without asking, however far taps reach."""
+    kernel = kernels()["fprop_implicit_gemm_wgmma"]
+    for name, dtype, rows, tiles, grid in (
+        ("n1_c128to128_i16x64x64_k3_s2_p1_op1", "bf16", 4, 4, 544),  # 32 planes, 65 rows
+        ("n1_c128to128_i16x64x64_k3_s2_p1_op1", "tf32", 2, 4, 2112),
+        ("n16_c256to128_i16_k4_s2_p1", "bf16", 19, 1, 1024),  # 16 rows of the input
+        ("n1_c16to8_i1x2x200_k3_s2_p1", "bf16", 9, 7, 2),
+        ("n1_c16to8_i1x1x999_k1x1x9_d1x1x20", "bf16", 8, 1, 73),
+    ):
+        launch = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches[1]
+        n = launch.scalars
+        assert (n["band_rows"], n["band_tiles"], launch.grid[0]) == (rows, tiles, grid), name
+        assert launch.shared_bytes <= 40960, name
+
+
 CLASS_MISTAKES = {
     "window not waited for": ("        mbarrier_wait(at.full(), at.parity);\n", ""),
     "window never given back": ("        if (releases) read_stage = at.empty();\n", ""),
@@ -470,6 +487,9 @@ CLASS_MISTAKES = {
     ),
     "planes beyond the input": ("if (static_cast<unsigned>(d) < static_cast<unsigned>(problem.input_size[0])) {", "{"),
     "planes of zeros left as they were": ("laid_out[i] = Cell{};", ";"),
+    "a tile without what its taps reach": ("((tiles - 1) * 8 + rows_w) * TILES_M)", "tiles * 8 * TILES_M)"),
+    "tiles of another band": ("((first_tile + tile) * TILES_M + part)", "(tile * TILES_M + part)"),
+    "channels of one position kept elsewhere": ("kept_at(cell * cell_pitch + place)", "kept_at(place)"),
     "rows of another tile": ("((from.w - lowest_w) / 8 + part)", "part"),
     "cells laid out before all of a band are there": ("  __syncthreads();  // all cells of the band are kept\n", ""),
     "cells read where they are not kept": ("kept[kept_at(cell * cell_pitch + from)]", "kept[cell * cell_pitch + from]"),
