@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,14 +16,15 @@ import pytest
 from cupy_convt3d import cli, registry
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.errors import BackendError, CompileError, KernelError
-from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.kernel import Kernel, Plan
 from cupy_convt3d.lab import strategies
-from cupy_convt3d.lab.check import check
+from cupy_convt3d.lab.check import _Search, check
 from cupy_convt3d.lab.shrink import shrink
 from cupy_convt3d.lab.tensors import KINDS
 from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.lab.worker import Worker, summarize_report
 from cupy_convt3d.problem import Problem
+from cupy_convt3d.source import Instance
 
 SPECIMENS = Path(__file__).parent / "specimens"
 TINY = Problem.parse("n1_c1to1_i1_k1")
@@ -114,6 +116,39 @@ def test_tiny_examples_are_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         if rates[-1] >= 300:
             break
     assert max(rates) >= 300, rates
+
+
+def test_what_a_gpu_compiles_for_each_problem_is_compiled_on_all_cores_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the known problems need, so that the child finds it in the cache."""
+
+    class FakeBackend:
+        multiprocessors = 132
+        built: ClassVar[list[Instance]] = []
+
+        def why_not(self, kernel: Kernel, problem: Problem, dtype: str) -> str | None:
+            return kernel.why_not(problem, dtype, "sm_90a")
+
+        def instance(self, kernel: Kernel, dtype: str, plan: Plan) -> Instance:
+            return Instance(kernel, dtype, plan.specialization)
+
+        def build(self, instance: Instance) -> None:
+            self.built.append(instance)
+            raise CompileError("is the child's to say")
+
+    monkeypatch.setattr("cupy_convt3d.backends.cuda.CudaBackend", FakeBackend)
+    kernel, said = registry.kernel("fprop_patch_wgmma"), []
+    search = _Search(kernel, "cuda", ["tf32"], None, None, lambda done, total, text: said.append(text))
+    search.precompile(None, alone=False)
+    needed = {
+        Instance(trial, dtype, trial.plan(problem, dtype, 132).specialization)
+        for trial, problem, dtype in search.known_problems()
+        if trial.why_not(problem, dtype, "sm_90a") is None
+    }
+    assert set(FakeBackend.built) == needed and len(FakeBackend.built) == len(needed) > 20
+    assert said == [f"fprop_patch_wgmma: compiling for {len(needed)} kinds of problems"]
+    FakeBackend.built.clear()
+    search.precompile(None, alone=True)
+    assert not FakeBackend.built
 
 
 def test_same_seed_same_report() -> None:

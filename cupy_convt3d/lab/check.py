@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,7 +105,7 @@ def check(
         raise BackendError(f"sanitize={sanitize!r}, in_process=True: a sanitizer's runtime needs a process of its own")
     name = search.report.backend
     with InProcess(search.kernel, name) if in_process else Worker(search.kernel, name, sanitize, time_limit_s) as search.worker:
-        search.precompile(sanitize)
+        search.precompile(sanitize, alone=problem is not None)
         try:
             if problem is not None:
                 search.run_one(problem, seed)
@@ -176,14 +178,49 @@ class _Search:
         self.total = 0
         self.failure: tuple[Example, Outcome] | None = None
 
-    def precompile(self, sanitize: str | None) -> None:
-        """Compile while the child is still importing; it then finds the binaries in the cache."""
+    def precompile(self, sanitize: str | None, alone: bool) -> None:
+        """Compile while the child is still importing; it then finds the binaries in the cache.
+
+        For a GPU many problems have a binary of their own: those of the problems that are known beforehand, on all cores. `alone`: one
+        problem is checked, whose binary the child compiles.
+        """
         if self.report.backend == "host":
             from ..backends.host import HostBackend
 
-            backend = HostBackend(sanitize)
+            host = HostBackend(sanitize)
             for dtype in self.report.dtypes[:1]:  # the others wait: a wrong kernel seldom gets to them
-                backend.library(Instance(self.kernel, dtype))
+                host.library(Instance(self.kernel, dtype))
+            return
+        if alone:
+            return
+        from ..backends.cuda import CudaBackend
+
+        backend = CudaBackend()
+
+        def build(instance: Instance) -> None:
+            with contextlib.suppress(BackendError):  # the child says so, at its turn
+                backend.build(instance)
+
+        instances = dict.fromkeys(
+            backend.instance(kernel, dtype, kernel.plan(problem, dtype, backend.multiprocessors))
+            for kernel, problem, dtype in self.known_problems()
+            if backend.why_not(kernel, problem, dtype) is None
+        )
+        if self.progress is not None:
+            self.progress(0, 1, f"{self.kernel.name}: compiling for {len(instances)} kinds of problems")
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(build, instances))
+
+    def known_problems(self) -> Iterator[tuple[Kernel, Problem, str]]:
+        """Yield what `run_edges` and `run_tails` will run: kernel, problem, dtype."""
+        edges = self.edges()
+        for dtype in self.report.dtypes:
+            for problem in edges:
+                yield self.kernel, problem, dtype
+        for configuration in self.configurations:
+            for dtype in self.tail_dtypes(configuration):
+                for problem in (*tails(configuration, dtype), *(problem for problem, _ in layouts(configuration, dtype))):
+                    yield configuration, problem, dtype
 
     def run(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
         """Run one example of the worker's kernel and count it.
@@ -252,12 +289,15 @@ class _Search:
                 else:
                     self.skip(problem, dtype)
 
+    def tail_dtypes(self, configuration: Kernel) -> list[str]:
+        """Return the dtypes in which a configuration gets its tails: of one that `check` forces one wide and one narrow type."""
+        some = (self.kernel.dtypes[0], self.kernel.dtypes[-1])
+        return [dtype for dtype in self.report.dtypes if not is_forced(configuration) or dtype in some]
+
     def run_tails(self) -> None:
         for configuration in self.configurations:
             self.worker.kernel = configuration
-            for dtype in self.report.dtypes:
-                if is_forced(configuration) and dtype not in (self.kernel.dtypes[0], self.kernel.dtypes[-1]):
-                    continue  # one wide and one narrow type
+            for dtype in self.tail_dtypes(configuration):
                 kinds = [kind for kind, instance in self.pairs if instance == dtype and kind != "random"] or [self.pairs[0][0]]
                 kinds = kinds[:1] if is_forced(configuration) else kinds
                 tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype))]
