@@ -405,6 +405,7 @@ CLASSES = (
     *("n2_c8to104_i3x4x8_k3_s2_p1_op1_bias", "n1_c9to8_i2x3x16_k4_s2_p1", "n1_c543to8_i1x2x3_k1"),
     *("n1_c120to8_i1x8x32_k1_s2x2x1_op1x1x0_bias", "n1_c530to8_i2x3x8_k3_s2_p1_op1"),
     *("n1_c64to8_i1x11x32_k3_s2_p1", "n1_c16to8_i1x2x200_k3_s2_p1"),  # laid out in bands of rows, of tiles
+    "n3_c8to168_i1x4x4_k1x1x2_s1x1x2",  # a window that stays for two tiles of channels, as many volumes as blocks
 )
 
 
@@ -515,6 +516,7 @@ CLASS_MISTAKES = {
     "a tile too many in turns": ("ceil_div(costs / granule - block, blocks)", "ceil_div(costs / granule, blocks)"),
     "turns that carry nothing": ("digit += ahead + carry * one;", "digit += ahead;"),
     "a turn of one tile": ("(in_turns ? blocks : 1) * classes", "classes"),
+    "turns though a window stays for other channels": ("granule > 1 && (channel_tiles == 1 || !stays)", "granule > 1"),
     "a tile ends with the last class, wherever it began": (
         "(unit->eh + 1) % problem.stride[1] == first_eh",
         "unit->eh + 1 == problem.stride[1]",

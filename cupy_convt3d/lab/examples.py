@@ -90,6 +90,7 @@ _DECEPTIVE = {
     "n1_c2to3_i2x3x2_k2_s2": (APART + 57, APART + 58, APART + 59),
     "n1_c2to2_i1x3x5_k1x1x2_s1x1x2": (APART + 8, APART + 48),
     "n1_c2to2_i1x3x10_k1x1x2_s1x1x2": (0,),
+    "n1_c5to3_i1x1x2_k1x1x2_s1x1x2": (APART + 4,),  # five channels, each voxel a multiple of four elements from the next
     "n1_c2to4_i1x1x2_k1x1x4_s1x1x4": (APART + 15, APART + 16),
     "n1_c2to2_i1x1x2_k1x1x4_s1x1x4": (APART + 5,),
     "n1_c2to2_i2x2x2_k2x1x2_s2x1x2": (APART + 54, APART + 57),
@@ -154,6 +155,7 @@ _MODES = {
     # channels that lie together: two taps beside as many columns as eight taps have, and columns that are no whole runs of channels
     "n1_c2to32_i1x1x4_k1x1x2_s1x1x2": (1,),
     "n1_c2to40_i1x1x2_k2_s2": (1,),
+    "n3_c8to168_i1x4x4_k1x1x2_s1x1x2": (0,),  # tiles of channels of as many volumes as there are multiprocessors
     "n1_c1to168_i1x1x2_k1x1x2_s1x1x2": (1,),  # as many as leave the second of two tiles half of its last 32 channels
     "n1_c2to2_i2_k2x2x3_s2x2x3": (41,),  # planes that lie together in the output, where pairs of channels could
     "n1_c3to12_i1_k1_g3": (1,),  # a vector of channels that lie together, of one tap, in a wider tile
