@@ -98,7 +98,7 @@ shared_bytes = "16 * edge + ring * stage_bytes"
 #define KERNEL_W 2
 #endif
 
-static_assert(STAGES >= 3, "the sums of the parts take the room of two stages and a half");
+static_assert(STAGES >= 3, "the sums of the parts take the room of two stages");
 
 // [group][channel in][tap][channel out], a multiple of four channels with zeros behind them.
 extern "C" __global__ void __launch_bounds__(256)

@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(128)
     convt3d_pack_patch_weight(const Problem problem, const View<const scalar_t> weight, accum_t* __restrict__ packed_weight,
                               const int columns, const int column_tiles, const int chunks, const int tile_columns,
                               const int beside) {
-  // Blocks that begin late, for packing has their multiprocessors, have their neighbours' stores far from theirs in time.
+  // Beside packing large layers lose, it seems because blocks that begin late store far from their neighbours in time.
   if (beside) let_next_begin();
   // blockIdx.x = ((group * column_tiles + column tile) * chunks + chunk) * 8 + cell
   const int cells = chunks * 8, block = static_cast<int>(blockIdx.x);

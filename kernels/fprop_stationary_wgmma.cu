@@ -243,7 +243,7 @@ extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem,
                                                           accum_t* __restrict__ packed_weight, const int set_inputs,
                                                           const int set_outputs, const int channel_tiles, const int tile8,
                                                           const int chunks, const int chunk_cells, const int beside) {
-  // Blocks that begin late, for packing has their multiprocessors, have their neighbours' stores far from theirs in time.
+  // Beside packing large layers lose, it seems because blocks that begin late store far from their neighbours in time.
   if (beside) let_next_begin();
   const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2],
             taps = problem.kernel_size[0] * kernel_h * kernel_w;
