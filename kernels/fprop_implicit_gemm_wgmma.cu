@@ -111,8 +111,8 @@ input_cells = "LAY_OUT * (zeros + planes * chunk_cells * plane_cells) * 4"
 [[launch]]
 symbol = "convt3d_pack_implicit_gemm_weight"
 packs = "packed_weight"
-grid = "groups * channel_tiles * chunks * chunk_cells * ceil_div(tile8, 2) * ceil_div(kernel_d * kernel_h * kernel_w, 64)"
-block = 1024
+grid = "groups * channel_tiles * chunks * chunk_cells * ceil_div(tile8 * 8 // itemsize * ceil_div(kernel_d * kernel_h * kernel_w * itemsize, 32), 8)"
+block = 256
 
 [[launch]]
 symbol = "convt3d_lay_out_channels"
@@ -266,51 +266,47 @@ __device__ inline Taps taps_of(const Problem& problem, int axis, int e) {
 
 // ---- packing: slabs [group][channel tile][class d, h, w][chunk][tap d, h, w] of cells [cell][channel] ----
 
-constexpr int PACKED_TAPS = 64, PACKED_COLUMNS = 16;  // of a block, and a cell of channels
+// Of a warp: whole sectors of 32 bytes are read along the taps, which lie together, and written along the columns.
+constexpr int PACKED_TAPS = 2 * VECTOR, PACKED_COLUMNS = 32 / PACKED_TAPS;
 
-extern "C" __global__ void __launch_bounds__(PACKED_TAPS* PACKED_COLUMNS)
+extern "C" __global__ void __launch_bounds__(256)
     convt3d_pack_implicit_gemm_weight(const Problem problem, const View<const scalar_t> weight,
                                       accum_t* __restrict__ packed_weight, const int channel_tiles, const int tile8,
                                       const int chunks, const int chunk_cells, const int period_d, const int period_h,
                                       const int period_w) {
-  // Read along the taps, which lie together, written along the columns.
-  __shared__ scalar_t turned[VECTOR][PACKED_COLUMNS][PACKED_TAPS + 2];
   __shared__ Taps classes[3][8];
   let_next_begin();
   const int thread = static_cast<int>(threadIdx.x), columns = tile8 * 8;
   const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2],
             taps = problem.kernel_size[0] * kernel_h * kernel_w;
+  const int tap_parts = ceil_div(taps, PACKED_TAPS), parts = tap_parts * (columns / PACKED_COLUMNS);
   int rest = static_cast<int>(blockIdx.x);
   const auto digit = [&](int size) {
     const int value = rest % size;
     rest /= size;
     return value;
   };
-  const int first_tap = digit(ceil_div(taps, PACKED_TAPS)) * PACKED_TAPS,
-            first_column = digit(ceil_div(columns, PACKED_COLUMNS)) * PACKED_COLUMNS;
+  const int part = digit(ceil_div(parts, 8)) * 8 + thread / 32;
   const int cell = digit(chunks * chunk_cells), tile = digit(channel_tiles), group = rest;
-  {
-    const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-    const int column = thread / PACKED_TAPS, tap = first_tap + thread % PACKED_TAPS;
-    const int ci = cell * VECTOR, co = tile * columns + first_column + column;
-    const int live = tap < taps && co < out_channels ? in_channels - ci : 0;
-    const scalar_t* source = live <= 0 ? weight.data
-                                       : weight.at(group * in_channels + ci, co, tap / kernel_w / kernel_h,
-                                                   tap / kernel_w % kernel_h, tap % kernel_w);
+  const int tap = part % tap_parts * PACKED_TAPS + thread % PACKED_TAPS,
+            column = part / tap_parts * PACKED_COLUMNS + thread % 32 / PACKED_TAPS;
+  const int place[3] = {tap / kernel_w / kernel_h, tap / kernel_w % kernel_h, tap % kernel_w};
+  const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int ci = cell * VECTOR, co = tile * columns + column;
+  const int live = tap < taps && column < columns && co < out_channels ? in_channels - ci : 0;
+  const scalar_t* source = live <= 0 ? weight.data : weight.at(group * in_channels + ci, co, place[0], place[1], place[2]);
+  scalar_t values[VECTOR];
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) {
-      turned[v][column][thread % PACKED_TAPS] = v < live ? *source : to_scalar(accum_t(0));
-      if (v + 1 < live) source = advanced(source, weight.stride[0] * static_cast<index_t>(sizeof(scalar_t)));
-    }
+  for (int v = 0; v < VECTOR; ++v) {
+    values[v] = v < live ? *source : to_scalar(accum_t(0));
+    if (v + 1 < live) source = advanced(source, weight.stride[0] * static_cast<index_t>(sizeof(scalar_t)));
   }
   if (thread < 24 && thread % 8 < of_axis(problem.stride, thread / 8))
     classes[thread / 8][thread % 8] = taps_of(problem, thread / 8, thread % 8);
   __syncthreads();
-  const int own = thread / PACKED_COLUMNS, tap = first_tap + own, column = first_column + thread % PACKED_COLUMNS;
   if (tap >= taps || column >= columns) return;
   // The slabs before this tap's class, then those of the class's other chunks and taps.
-  const int place[3] = {tap / kernel_w / kernel_h, tap / kernel_w % kernel_h, tap % kernel_w},
-            period[3] = {period_d, period_h, period_w};
+  const int period[3] = {period_d, period_h, period_w};
   int before = 0, count = 1, number = 0, inner = taps * chunks;
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
@@ -323,9 +319,6 @@ extern "C" __global__ void __launch_bounds__(PACKED_TAPS* PACKED_COLUMNS)
   }
   const index_t slab =
       static_cast<index_t>(group * channel_tiles + tile) * (taps * chunks) + before + cell / chunk_cells * count + number;
-  scalar_t values[VECTOR];
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) values[v] = turned[v][thread % PACKED_COLUMNS][own];
   reinterpret_cast<Cell*>(packed_weight)[(slab * chunk_cells + cell % chunk_cells) * columns + column] = cell_of(values);
 }
 

@@ -42,7 +42,7 @@ packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
 [[launch]]
 symbol = "convt3d_pack_patch_weight"
 packs = "packed_weight"
-grid = "groups * column_tiles * chunks * 8"
+grid = "groups * column_tiles * chunks * 8 * ceil_div(tile_columns, 128)"
 block = 128
 [[launch]]
 symbol = "convt3d_fprop_patch_wgmma"
@@ -130,22 +130,23 @@ extern "C" __global__ void __launch_bounds__(128)
                               const int beside) {
   // Beside packing large layers lose, it seems because blocks that begin late store far from their neighbours in time.
   if (beside) let_next_begin();
-  // blockIdx.x = ((group * column_tiles + column tile) * chunks + chunk) * 8 + cell
-  const int cells = chunks * 8, block = static_cast<int>(blockIdx.x);
-  const int ci = block % cells * VECTOR, tile = block / cells % column_tiles, group = block / cells / column_tiles;
+  // blockIdx.x = (((group * column_tiles + column tile) * chunks + chunk) * 8 + cell) * parts + part
+  const int cells = chunks * 8, parts = (tile_columns + 127) / 128;
+  const int number = static_cast<int>(blockIdx.x) / parts,
+            i = static_cast<int>(blockIdx.x) % parts * 128 + static_cast<int>(threadIdx.x);
+  if (i >= tile_columns) return;
+  const int ci = number % cells * VECTOR, tile = number / cells % column_tiles, group = number / cells / column_tiles;
   const int taps_h = problem.kernel_size[1] * 2, taps = problem.kernel_size[0] * taps_h;
   const int channels = problem.in_channels / problem.groups;
-  for (int i = static_cast<int>(threadIdx.x); i < tile_columns; i += 128) {
-    const int column = tile * tile_columns + i, tap = column % taps;
-    scalar_t values[VECTOR];
+  const int column = tile * tile_columns + i, tap = column % taps;
+  scalar_t values[VECTOR];
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) {
-      const bool live = column < columns && ci + v < channels;
-      values[v] =
-          live ? *weight.at(group * channels + ci + v, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2) : scalar_t();
-    }
-    round_cell(values, reinterpret_cast<Cell*>(packed_weight)[static_cast<index_t>(block) * tile_columns + i]);
+  for (int v = 0; v < VECTOR; ++v) {
+    const bool live = column < columns && ci + v < channels;
+    values[v] =
+        live ? *weight.at(group * channels + ci + v, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2) : scalar_t();
   }
+  round_cell(values, reinterpret_cast<Cell*>(packed_weight)[static_cast<index_t>(number) * tile_columns + i]);
 }
 
 // ---- the product ----

@@ -134,7 +134,7 @@ input_cells = "cells_launch * groups * chunks * parts * chunk_cells * input_d * 
 [[launch]]
 symbol = "convt3d_pack_rolling_weight"
 packs = "packed_weight"
-grid = "groups * channel_tiles * kernel_h * row_taps * chunks"
+grid = "groups * channel_tiles * kernel_h * row_taps * chunks * ceil_div(chunk_cells * slots * merged_w * slot_tiles * 8, 256)"
 block = 256
 
 [[launch]]
@@ -313,32 +313,33 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   let_next_begin();
   const int kernel_h = problem.kernel_size[1], taps = problem.kernel_size[2] / merged_w;  // of w, in slabs of their own
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int slabs = kernel_h * taps * chunks;
-  const int tile = static_cast<int>(blockIdx.x) / slabs % channel_tiles,
-            group = static_cast<int>(blockIdx.x) / slabs / channel_tiles;
+  const int channels = slot_tiles * 8, columns = slots * merged_w * channels;
+  const int parts = ceil_div(chunk_cells * columns, 256), slabs = kernel_h * taps * chunks;
+  const int number = static_cast<int>(blockIdx.x) / parts,
+            i = static_cast<int>(blockIdx.x) % parts * 256 + static_cast<int>(threadIdx.x);
+  if (i >= chunk_cells * columns) return;
+  const int tile = number / slabs % channel_tiles, group = number / slabs / channel_tiles;
   const ClassTaps taps_h = class_taps(problem.stride[1], problem.dilation[1]),
                   taps_w = class_taps(problem.stride[2], problem.dilation[2]);
-  int rest = static_cast<int>(blockIdx.x) % slabs, first_h = 0, first_w = 0;
+  int rest = number % slabs, first_h = 0, first_w = 0;
   while (rest >= taps_h.count(kernel_h, first_h) * taps * chunks) rest -= taps_h.count(kernel_h, first_h++) * taps * chunks;
   const int in_chunk = taps_h.count(kernel_h, first_h) * taps;
   const int chunk = rest / in_chunk, th = first_h + rest % in_chunk / taps * taps_h.period;
   rest = rest % taps;
   while (merged_w == 1 && rest >= taps_w.count(taps, first_w)) rest -= taps_w.count(taps, first_w++);
 
-  const int channels = slot_tiles * 8, columns = slots * merged_w * channels;
-  Cell* slab = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(blockIdx.x) * (PARTS * chunk_cells * columns);
-  for (int i = static_cast<int>(threadIdx.x); i < chunk_cells * columns; i += static_cast<int>(blockDim.x)) {
-    const int ci = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * channels + i % channels;
-    const int slot = i % columns / (merged_w * channels), tw = first_w + i / channels % merged_w + rest * taps_w.period;
-    scalar_t values[VECTOR];
-    for (int v = 0; v < VECTOR; ++v) {
-      const bool live = ci + v < in_channels && co < out_channels;
-      values[v] = live ? *weight.at(group * in_channels + ci + v, co, slot, th, tw) : zero_scalar();
-    }
-    Cell low;
-    round_cell(values, slab[i], low);
-    if (PARTS == 2) slab[chunk_cells * columns + i] = low;
+  Cell* slab = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(number) * (PARTS * chunk_cells * columns);
+  const int ci = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * channels + i % channels;
+  const int slot = i % columns / (merged_w * channels), tw = first_w + i / channels % merged_w + rest * taps_w.period;
+  scalar_t values[VECTOR];
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) {
+    const bool live = ci + v < in_channels && co < out_channels;
+    values[v] = live ? *weight.at(group * in_channels + ci + v, co, slot, th, tw) : zero_scalar();
   }
+  Cell low;
+  round_cell(values, slab[i], low);
+  if (PARTS == 2) slab[chunk_cells * columns + i] = low;
 }
 
 // ---- the product: who does what, and where the input lies ----

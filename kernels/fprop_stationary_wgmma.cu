@@ -91,7 +91,7 @@ packed_weight = "sets * weight_bytes // 4"
 [[launch]]
 symbol = "convt3d_pack_stationary_weight"
 packs = "packed_weight"
-grid = "sets * kernel_d * kernel_h * kernel_w * chunks"
+grid = "sets * kernel_d * kernel_h * kernel_w * chunks * ceil_div(chunk_cells * tile8 * 8, 128)"
 block = 128
 
 [[launch]]
@@ -247,24 +247,24 @@ extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem,
   if (beside) let_next_begin();
   const int kernel_h = problem.kernel_size[1], kernel_w = problem.kernel_size[2],
             taps = problem.kernel_size[0] * kernel_h * kernel_w;
-  const int block = static_cast<int>(blockIdx.x), tap = block % taps, chunk = block / taps % chunks,
-            set = block / taps / chunks;
+  const int columns = tile8 * 8, parts = ceil_div(chunk_cells * columns, 128);
+  const int number = static_cast<int>(blockIdx.x) / parts,
+            i = static_cast<int>(blockIdx.x) % parts * 128 + static_cast<int>(threadIdx.x);
+  if (i >= chunk_cells * columns) return;
+  const int tap = number % taps, chunk = number / taps % chunks, set = number / taps / chunks;
   const int tile = set % channel_tiles, first_input = set / channel_tiles * set_inputs;
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int columns = tile8 * 8;
-  Cell* const target = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(block) * chunk_cells * columns;
-  for (int i = static_cast<int>(threadIdx.x); i < chunk_cells * columns; i += static_cast<int>(blockDim.x)) {
-    const int first = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * columns + i % columns;
-    scalar_t values[VECTOR];
-    for (int v = 0; v < VECTOR; ++v) {
-      const int ci = first + v;
-      const bool live = ci < set_inputs && co < set_outputs && ci / in_channels == co / out_channels;
-      values[v] = live ? *weight.at(first_input + ci, co % out_channels, tap / kernel_w / kernel_h, tap / kernel_w % kernel_h,
-                                    tap % kernel_w)
-                       : to_scalar(accum_t(0));
-    }
-    target[i] = cell_of(values);
+  const int first = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * columns + i % columns;
+  scalar_t values[VECTOR];
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) {
+    const int ci = first + v;
+    const bool live = ci < set_inputs && co < set_outputs && ci / in_channels == co / out_channels;
+    values[v] = live ? *weight.at(first_input + ci, co % out_channels, tap / kernel_w / kernel_h, tap / kernel_w % kernel_h,
+                                  tap % kernel_w)
+                     : to_scalar(accum_t(0));
   }
+  reinterpret_cast<Cell*>(packed_weight)[static_cast<index_t>(number) * chunk_cells * columns + i] = cell_of(values);
 }
 
 // ---- the product ----
