@@ -155,6 +155,7 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/streaming_store.cuh"
+#include "convt3d/weight_cell.cuh"
 #include "convt3d/wgmma_rows.cuh"
 
 // Patches of 64 output blocks that a warpgroup has (1, 2 or 4); at most so many columns (in TF32 half as many) and cells of a chunk.
@@ -293,14 +294,9 @@ extern "C" __global__ void __launch_bounds__(256)
   const int place[3] = {tap / kernel_w / kernel_h, tap / kernel_w % kernel_h, tap % kernel_w};
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int ci = cell * VECTOR, co = tile * columns + column;
-  const int live = tap < taps && column < columns && co < out_channels ? in_channels - ci : 0;
-  const scalar_t* source = live <= 0 ? weight.data : weight.at(group * in_channels + ci, co, place[0], place[1], place[2]);
   scalar_t values[VECTOR];
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) {
-    values[v] = v < live ? *source : to_scalar(accum_t(0));
-    if (v + 1 < live) source = advanced(source, weight.stride[0] * static_cast<index_t>(sizeof(scalar_t)));
-  }
+  load_weight_cell(values, weight, group * in_channels + ci, co, place[0], place[1], place[2],
+                   tap < taps && column < columns && co < out_channels ? in_channels - ci : 0);
   if (thread < 24 && thread % 8 < of_axis(problem.stride, thread / 8))
     classes[thread / 8][thread % 8] = taps_of(problem, thread / 8, thread % 8);
   __syncthreads();

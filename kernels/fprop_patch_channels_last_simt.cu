@@ -32,7 +32,7 @@ packed_weight = "groups * in_channels_per_group * columns"
 [[launch]]
 symbol = "convt3d_pack_columns"
 packs = "packed_weight"
-grid = "groups * in_channels_per_group * ceil_div(columns, 256)"
+grid = "groups * in_channels_per_group"
 block = 256
 [[launch]]
 symbol = "convt3d_fprop_patch_rows_128x128"
@@ -105,14 +105,13 @@ extern "C" __global__ void __launch_bounds__(256)
     convt3d_pack_columns(const Problem problem, const View<const scalar_t> weight, accum_t* __restrict__ packed_weight,
                          const int tap_columns, const int columns) {
   const int kernel_h = SPECIALIZED(KERNEL_H, problem.kernel_size[1]), kernel_w = SPECIALIZED(KERNEL_W, problem.kernel_size[2]);
-  const int parts = (columns - 1) / 256 + 1, out_channels = problem.out_channels / problem.groups;
-  const int channel = static_cast<int>(blockIdx.x) / parts,
-            column = static_cast<int>(blockIdx.x) % parts * 256 + static_cast<int>(threadIdx.x);
-  if (column >= columns) return;
-  const int tap = column / tap_columns, co = column % tap_columns, row = tap / kernel_w;
-  const scalar_t value =
-      co < out_channels ? *weight.at(channel, co, row / kernel_h, row % kernel_h, tap % kernel_w) : scalar_t(0);
-  packed_weight[static_cast<index_t>(channel) * columns + column] = value;
+  const int channel = static_cast<int>(blockIdx.x), out_channels = problem.out_channels / problem.groups;
+  for (int column = static_cast<int>(threadIdx.x); column < columns; column += 256) {
+    const int tap = column / tap_columns, co = column % tap_columns, row = tap / kernel_w;
+    const scalar_t value =
+        co < out_channels ? *weight.at(channel, co, row / kernel_h, row % kernel_h, tap % kernel_w) : scalar_t(0);
+    packed_weight[static_cast<index_t>(channel) * columns + column] = value;
+  }
 }
 
 // A tile of 8 * VOXELS * WARPS_V voxels x 32 * WARPS_C columns: WARPS_V x WARPS_C warps for each part, each with 8 lanes of VOXELS and 4 of 8 columns.

@@ -72,6 +72,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/weight_cell.cuh"
 #include "convt3d/wgmma_registers.cuh"
 
 // At most so many (co, t) of a block, a multiple of 8.
@@ -140,12 +141,8 @@ extern "C" __global__ void __launch_bounds__(128)
   const int channels = problem.in_channels / problem.groups;
   const int column = tile * tile_columns + i, tap = column % taps;
   scalar_t values[VECTOR];
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) {
-    const bool live = column < columns && ci + v < channels;
-    values[v] =
-        live ? *weight.at(group * channels + ci + v, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2) : scalar_t();
-  }
+  load_weight_cell(values, weight, group * channels + ci, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2,
+                   column < columns ? channels - ci : 0);
   round_cell(values, reinterpret_cast<Cell*>(packed_weight)[static_cast<index_t>(number) * tile_columns + i]);
 }
 

@@ -181,6 +181,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
+#include "convt3d/weight_cell.cuh"
 #include "convt3d/wgmma.cuh"
 
 // Cells of 16 bytes in a chunk, and tiles of 64 rows a warpgroup has; 0: by the problem.
@@ -332,11 +333,7 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   const int ci = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * channels + i % channels;
   const int slot = i % columns / (merged_w * channels), tw = first_w + i / channels % merged_w + rest * taps_w.period;
   scalar_t values[VECTOR];
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) {
-    const bool live = ci + v < in_channels && co < out_channels;
-    values[v] = live ? *weight.at(group * in_channels + ci + v, co, slot, th, tw) : zero_scalar();
-  }
+  load_weight_cell(values, weight, group * in_channels + ci, co, slot, th, tw, co < out_channels ? in_channels - ci : 0);
   Cell low;
   round_cell(values, slab[i], low);
   if (PARTS == 2) slab[chunk_cells * columns + i] = low;

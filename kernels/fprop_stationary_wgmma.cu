@@ -137,6 +137,7 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/weight_cell.cuh"
 #include "convt3d/wgmma_registers.cuh"
 
 // At most so many output channels in a tile, and cells of 16 bytes in a chunk of input channels.
@@ -255,15 +256,12 @@ extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem,
   const int tile = set % channel_tiles, first_input = set / channel_tiles * set_inputs;
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int first = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * columns + i % columns;
+  // Of all the set's channels, those of the output channel's group.
+  const int begin = co / out_channels * in_channels - first;
+  const int end = co < set_outputs ? min(begin + in_channels, set_inputs - first) : 0;
   scalar_t values[VECTOR];
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) {
-    const int ci = first + v;
-    const bool live = ci < set_inputs && co < set_outputs && ci / in_channels == co / out_channels;
-    values[v] = live ? *weight.at(first_input + ci, co % out_channels, tap / kernel_w / kernel_h, tap / kernel_w % kernel_h,
-                                  tap % kernel_w)
-                     : to_scalar(accum_t(0));
-  }
+  load_weight_cell(values, weight, first_input + first, co % out_channels, tap / kernel_w / kernel_h, tap / kernel_w % kernel_h,
+                   tap % kernel_w, end, begin);
   reinterpret_cast<Cell*>(packed_weight)[static_cast<index_t>(number) * chunk_cells * columns + i] = cell_of(values);
 }
 

@@ -617,7 +617,7 @@ BLOCK_MISTAKES = {
     "runs stored before they are there": ("          sync_warpgroup(warpgroup);\n          if (d >=", "          if (d >="),
     "a run one element off": ("shift % 2 != 0", "false"),
     "ends of runs left out": ("const bool has_edge = edge <", "const bool has_edge = false && edge <"),
-    "groups mixed": (" && ci / in_channels == co / out_channels", ""),
+    "groups mixed": ("tap % kernel_w, end, begin)", "tap % kernel_w, end)"),
     "a team's blocks take the same unit": ("min(team, units % teams) + block % members", "min(team, units % teams)"),
     "bias of another channel": ("eight * 8 + quad * 2 + c", "eight * 8 + quad * 2"),
 }
