@@ -323,6 +323,15 @@ struct Number {
   static constexpr int value = number;
 };
 
+// action(Number<number>{}), where 0 <= number < COUNT.
+template <int COUNT, class Action>
+__device__ __forceinline__ void with_number(int number, Action action) {
+  if constexpr (COUNT > 1) {
+    if (number < COUNT - 1) return with_number<COUNT - 1>(number, action);
+  }
+  action(Number<COUNT - 1>{});
+}
+
 // ---- loading: a launch that lays the input out as [n, d, h, w][group][chunk][cell], and windows ----
 
 // COUNT cells of one position, of whose channels from the first one on `live` are there.
@@ -737,6 +746,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     return unit->channel_tile + 1 == channel_tiles && (unit->ed + 1) % problem.stride[0] == first_ed &&
            (unit->eh + 1) % problem.stride[1] == first_eh;
   };
+  // Of the two classes of w the one with more taps comes first: until it is done the outputs of the last ones are stored.
+  const bool swapped = !both && stride_w == 2 && taps[17].count > taps[16].count;
+  const auto class_w = [&](int turn) { return swapped ? 1 - turn : turn; };
   const auto row_taps = [&] { return taps[unit->ed].count * taps[8 + unit->eh].count; };
   if (warp >= CONSUMERS * 4) {
 #if CONSUMERS == 2
@@ -747,7 +759,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       const bool loads = LAY_OUT ? warp == CONSUMERS * 4 : !stays;
       for (int i = 0; loads && i < count; ++i, next_unit()) {
         if (stays && i > 0 && !begins_tile()) continue;
-        for (int ew = 0; ew < (stays || both ? 1 : stride_w); ++ew) {
+        for (int turn = 0; turn < (stays || both ? 1 : stride_w); ++turn) {
+          const int ew = class_w(turn);
           if (!stays && row_taps() * (both ? 1 : taps[16 + ew].count) == 0) continue;
           for (int chunk = 0; chunk < chunks; ++chunk, stage.advance()) {
             mbarrier_wait_patiently(stage.empty(), stage.parity ^ 1u);
@@ -770,7 +783,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         const int rows = (unit->group * channel_tiles + unit->channel_tile) * problem.kernel_size[0] * kernel_h +
                          taps[unit->ed].before * kernel_h + taps[unit->ed].count * taps[8 + unit->eh].before;
         for (int turn = 0; turn < stride_w * chunks; ++turn) {
-          const int chunk = turn / at_once % chunks, ew = both ? turn % 2 : turn / chunks,
+          const int chunk = turn / at_once % chunks, ew = both ? turn % 2 : class_w(turn / chunks),
                     own = row_taps() * taps[16 + ew].count;
           const int first = (rows * kernel_w + row_taps() * taps[16 + ew].before) * chunks + chunk * own;
           const unsigned char* source =
@@ -792,7 +805,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   take_registers<232>();
 #endif
   float sums[HALVES ? TILES_M : 2 * TILES_M][SUMS];  // of each patch, then of those of the second class
-  const int warpgroup = warp / 4, lag = LAY_OUT && CONSUMERS > 1 ? min(2, slabs / 3) : 0;
+  const int warpgroup = warp / 4;
+  // In laid-out windows the first warpgroup is a slab ahead of the others, so that not all end a class at the same time.
+  const bool apart = LAY_OUT && CONSUMERS > 1 && slabs >= 3, leads = apart && warpgroup == 0, follows = apart && warpgroup > 0;
   // The outputs of a lane's neighbours are whole runs of their row, or eight channels neighbours in memory.
   [[maybe_unused]] const bool whole_runs =
       stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
@@ -802,18 +817,18 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);
 
   // In 16 bits the sums of the first class of w, rounded; then, until products are on their way again, half of the runs that both classes
-  // make: how many quarters of these are yet to be stored, and where.
+  // make: in how many pieces these are yet to be stored, and where.
   unsigned held[RUN][HELD] = {};
-  constexpr int LATE = HELD > 1 ? SUMS / 8 : 0, QUARTER = (LATE + 3) / 4;
-  int late_quarters = 0, late_left = 0;
+  constexpr int LATE = HELD > 1 ? SUMS / 8 : 0, LATE_PIECES = HALVES ? 8 : 4, PIECE = (LATE + LATE_PIECES - 1) / LATE_PIECES;
+  int late_pieces = 0, late_left = 0;
   scalar_t* late_targets[2] = {nullptr, nullptr};
   const auto store_run = [&](scalar_t* target, const Words<RUN>& run) {
     store_streaming(reinterpret_cast<Words<RUN>*>(target), run);
   };
-  const auto store_quarter = [&](auto quarter) {
-    constexpr int FIRST = decltype(quarter)::value * QUARTER;
+  const auto store_piece = [&](auto piece) {
+    constexpr int FIRST = decltype(piece)::value * PIECE;
 #pragma unroll
-    for (int t = FIRST; t < FIRST + QUARTER; ++t) {
+    for (int t = FIRST; t < FIRST + PIECE; ++t) {
       if (t >= LATE || SUMS / 4 - LATE + t >= columns8) break;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -831,19 +846,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       late_left -= 8;
     }
   };
-  const auto store_late = [&] {
-    if (late_quarters == 4)
-      store_quarter(Number<0>{});
-    else if (late_quarters == 3)
-      store_quarter(Number<1>{});
-    else if (late_quarters == 2)
-      store_quarter(Number<2>{});
-    else
-      store_quarter(Number<3>{});
-    --late_quarters;
-  };
+  const auto store_late = [&] { with_number<LATE_PIECES>(LATE_PIECES - late_pieces--, store_piece); };
 
-  for (int i = 0; i < count; ++i, next_unit()) {
+  for (int i = 0; i < count; ++i) {
     if (stays && !LAY_OUT && (i == 0 || begins_tile())) {
       Ring fresh = stage;
       for (int chunk = 0; chunk < chunks; ++chunk, fresh.advance()) {
@@ -852,16 +857,16 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         if (lane == 0) mbarrier_arrive(fresh.full());
       }
     }
+    const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh];
+    const int count_d = of_warp(taps_d.count), count_h = of_warp(taps_h.count);
+    const bool last = of_warp(i + 1 == count || ends_tile()) != 0;
+    const unsigned origin =
+        first_stage + static_cast<unsigned>(
+                          of_warp((taps_d.first - lowest(0, unit->ed)) * rows_h + taps_h.first - lowest(1, unit->eh)) * rows_w);
 #pragma unroll 1
-    for (int ew = 0; ew < stride_w; ew += at_once) {
-      const Taps taps_d = taps[unit->ed], taps_h = taps[8 + unit->eh];
-      const int count_d = of_warp(taps_d.count), count_h = of_warp(taps_h.count);
-      const bool last = i + 1 == count || ends_tile();
-      const bool releases = of_warp(!stays || (last && ew + at_once == stride_w)) != 0;
-      const unsigned origin =
-          first_stage +
-          static_cast<unsigned>(of_warp((taps_d.first - lowest(0, unit->ed)) * rows_h + taps_h.first - lowest(1, unit->eh)) *
-                                rows_w);
+    for (int turn = 0; turn < stride_w; turn += at_once) {
+      const int ew = class_w(turn);
+      const bool releases = !stays || (last && turn + at_once == stride_w);
       int counts_w[2] = {}, aheads_w[2] = {};
 #pragma unroll
       for (int e = 0; e < at_once; ++e) {
@@ -873,11 +878,14 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       for (int s = 0; s < at_once * TILES_M * SUMS; ++s) sums[s / SUMS][s % SUMS] = 0.0f;
       Ring at = stage;
       unsigned read_slab = 0, read_stage = 0;  // what the products before the newest ones have read is given back
-      // The first warpgroup passes slabs on: it is ahead of the others, so that one multiplies while another stores.
       Ring passed = slab;
+      bool keeps = false;  // the newest slab to itself
       const auto pass = [&] {
-        if (thread == 0) mbarrier_arrive(base + 512 + static_cast<unsigned>(passed.slot) * 8);
-        passed.advance();
+        if (keeps) {
+          if (thread == 0) mbarrier_arrive(base + 512 + static_cast<unsigned>(passed.slot) * 8);
+          passed.advance();
+        }
+        keeps = true;
       };
       const auto give_back = [&](unsigned& read) {
         if (lane == 0 && read != 0) mbarrier_arrive(read);
@@ -885,7 +893,6 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       };
       for (int chunk = 0; (has_taps || (stays && releases)) && chunk < chunks; ++chunk) {
         mbarrier_wait(at.full(), at.parity);
-        int ahead_slabs = 0;
 #pragma unroll
         for (int e = 0; e < at_once; ++e) {
           unsigned plane = origin + (static_cast<unsigned>(at.slot * stage_bytes) >> 4);
@@ -893,23 +900,28 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
             unsigned row = plane;
             for (int jh = 0; jh < count_h; ++jh, row -= static_cast<unsigned>(apart_h * rows_w)) {
               for (int jw = 0, ahead = aheads_w[e]; jw < counts_w[e]; ++jw, ahead -= apart_w) {
-                if (lag > 0 && warpgroup > 0) mbarrier_wait(base + 512 + static_cast<unsigned>(slab.slot) * 8, slab.parity);
+                if (follows) mbarrier_wait(base + 512 + static_cast<unsigned>(slab.slot) * 8, slab.parity);
                 mbarrier_wait(slab.full(), slab.parity);
-                if (lag > 0 && warpgroup == 0 && ahead_slabs++ >= lag) pass();
+                if (leads) pass();
                 wgmma_fence();
                 const unsigned b = first_slab + (static_cast<unsigned>(slab.slot * slab_bytes) >> 4);
+                unsigned a[TILES_M];
+#pragma unroll
+                for (int m = 0; m < TILES_M; ++m) {
+                  a[m] =
+                      row + static_cast<unsigned>((ahead + m) % TILES_M * (window_d * rows_h * rows_w) + (ahead + m) / TILES_M);
+                }
 #pragma unroll
                 for (int k = 0; k < cells / 2; ++k) {
 #pragma unroll
                   for (int m = 0; m < TILES_M; ++m) {
-                    const unsigned part = static_cast<unsigned>((ahead + m) % TILES_M * (window_d * rows_h * rows_w)),
-                                   a = row + part + static_cast<unsigned>((ahead + m) / TILES_M);
-                    wgmma_rows(sums[e * TILES_M + m], a + static_cast<unsigned>(k) * 2 * stage_k,
-                               static_cast<unsigned>(rows_w) * 16, b + static_cast<unsigned>(k) * 2 * slab_k, 1u, columns8 * 8);
+                    wgmma_rows(sums[e * TILES_M + m], a[m], static_cast<unsigned>(rows_w) * 16,
+                               b + static_cast<unsigned>(k) * 2 * slab_k, 1u, columns8 * 8);
+                    a[m] += 2 * stage_k;
                   }
                 }
                 wgmma_commit();
-                if (late_quarters > 0) store_late();
+                if (late_pieces > 0) store_late();
                 wgmma_wait<1>();
                 give_back(read_stage);
                 give_back(read_slab);
@@ -919,37 +931,31 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
             }
           }
         }
-        // All of them at the end of a chunk, so that the second does not keep the stage that the first waits for.
-        for (int left = min(ahead_slabs, lag); left > 0; --left) pass();
+        // At the end of a class, and of a chunk whose stage is given back: the second keeps it until it has had all slabs.
+        if (keeps && (chunk + 1 == chunks || releases)) pass(), keeps = false;
         if (!has_taps) __syncwarp();  // all lanes have seen it full
         give_back(read_stage);
         if (releases) read_stage = at.empty();
         at.advance();
       }
+      // Of a patch's rows a lane has number lane / 4 of w in two neighbouring rows of h, and of eight channels two.
+      const int group = unit->group, own = static_cast<int>(computed_anew(threadIdx.x)) % 32;
+      const int w = (unit->w + own / 4 * TILES_M) * stride_w;
+      const index_t ahead = 8 * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+      const int first_channel = unit->channel_tile * columns8 * 8 + own % 4 * 2;
+      const int d = (unit->d + warpgroup) * problem.stride[0] + unit->ed,
+                h = (unit->h + warp % 4 * 2) * problem.stride[1] + unit->eh;
+      const bool live[2] = {d < problem.output_size[0] && h < problem.output_size[1],
+                            d < problem.output_size[0] && h + problem.stride[1] < problem.output_size[1]};
+      scalar_t* const corner = output.at(unit->n, group * out_channels + first_channel, d, h, w);
+      if (turn + at_once == stride_w) next_unit();
       wgmma_wait<0>();
       __syncwarp();
       give_back(read_stage);
       give_back(read_slab);
       if (releases && (stays || has_taps)) stage = at;
-
-      // Of a patch's rows a lane has number lane / 4 of w in two neighbouring rows of h, and of eight channels two.
-      const int group = unit->group, own = static_cast<int>(computed_anew(threadIdx.x)) % 32;
-      const int w = (unit->w + own / 4 * TILES_M) * stride_w;
-      const index_t ahead = 8 * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
-      scalar_t* targets[2];
-      bool live[2];
-      const auto find_targets = [&](int channel) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int d = (unit->d + warpgroup) * problem.stride[0] + unit->ed,
-                    h = (unit->h + warp % 4 * 2 + r) * problem.stride[1] + unit->eh;
-          live[r] = d < problem.output_size[0] && h < problem.output_size[1];
-          targets[r] = output.at(unit->n, group * out_channels + channel, d, h, w);
-        }
-      };
-      const int first_channel = unit->channel_tile * columns8 * 8 + own % 4 * 2;
       if constexpr (HELD > 1) {
-        while (late_quarters > 0) store_late();
+        while (late_pieces > 0) store_late();
       }
 #if defined(CONVT3D_TF32)
 #pragma unroll
@@ -961,35 +967,35 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       };
 #else
       const bool in_runs = whole_runs;
-      // The bias added and rounded, a word of two channels.
-      const auto finish_sums = [&](auto& words) {
+      if (bias != nullptr) {
 #pragma unroll
         for (int j = 0; j < SUMS / 4; ++j) {
           if (j >= columns8) break;
-          float added[2] = {0.0f, 0.0f};
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             const int channel = first_channel + j * 8 + c;
-            if (bias != nullptr && (SPECIALIZED(WHOLE_TILES, false) || channel < out_channels)) {
-              added[c] = to_accum(bias[group * out_channels + channel]);
-            }
-          }
+            const bool there = SPECIALIZED(WHOLE_TILES, false) || channel < out_channels;
+            const float added = there ? to_accum(bias[group * out_channels + channel]) : 0.0f;
 #pragma unroll
-          for (int i = 0; i < 2 * TILES_M; ++i) {
-            const float* const pair = &sums[i / 2][j * 4 + i % 2 * 2];
-            words[i / 2][j * 2 + i % 2] = rounded_pair(pair[0] + added[0], pair[1] + added[1]);
+            for (int i = 0; i < 2 * TILES_M; ++i) sums[i / 2][j * 4 + i % 2 * 2 + c] += added;
           }
         }
+      }
+      // A word of two channels, in row r of patch m.
+      const auto rounded = [&](int m, int j, int r) {
+        return rounded_pair(sums[m][j * 4 + r * 2], sums[m][j * 4 + r * 2 + 1]);
       };
-      if (HELD > 1 && in_runs && ew == 0) {
-        finish_sums(held);
+      if (HELD > 1 && in_runs && turn == 0) {
+#pragma unroll
+        for (int word = 0; word < TILES_M * SUMS / 2; ++word) {
+          const int m = word / (SUMS / 2), at = word % (SUMS / 2);
+          held[m][at % HELD] = rounded(m, at / 2, at % 2);
+        }
         continue;
       }
-      unsigned words[TILES_M][SUMS / 2];
-      finish_sums(words);
-      forget_memory();
 #endif
-      find_targets(first_channel);
+      scalar_t* targets[2] = {corner,
+                              advanced(corner, problem.stride[1] * output.stride[3] * static_cast<index_t>(sizeof(scalar_t)))};
       if constexpr (HELD > 1) {
         if (in_runs) {
 #pragma unroll
@@ -1011,9 +1017,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
 #else
 #pragma unroll
               for (int m = 0; m < TILES_M; ++m) {
-                const unsigned before = held[m][j * 2 + r], now = words[m][j * 2 + r];
-                run[0].word[m] = (before & 0xffffu) | now << 16;
-                run[1].word[m] = before >> 16 | (now & 0xffff0000u);
+                const unsigned before = held[m][j * 2 + r], now = rounded(m, j, r);
+                run[0].word[m] = __byte_perm(before, now, swapped ? 0x1054u : 0x5410u);
+                run[1].word[m] = __byte_perm(before, now, swapped ? 0x3276u : 0x7632u);
               }
 #endif
               if (j >= SUMS / 4 - LATE) {
@@ -1030,7 +1036,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
               targets[r] = advanced(targets[r], ahead);
             }
           }
-          late_quarters = 4, late_left = out_channels - first_channel - (SUMS / 4 - LATE) * 8;
+          late_pieces = LATE_PIECES, late_left = out_channels - first_channel - (SUMS / 4 - LATE) * 8;
 #pragma unroll
           for (int r = 0; r < 2; ++r) late_targets[r] = live[r] && w < problem.output_size[2] ? targets[r] : nullptr;
           continue;
@@ -1062,6 +1068,13 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         for (int r = 0; r < 2; ++r) targets[r] = advanced(targets[r], ahead);
       }
 #else
+      unsigned words[TILES_M][SUMS / 2];
+#pragma unroll
+      for (int word = 0; word < TILES_M * SUMS / 2; ++word) {
+        const int m = word / (SUMS / 2), at = word % (SUMS / 2);
+        words[m][at] = rounded(m, at / 2, at % 2);
+      }
+      forget_memory();
       if (whole_channels) {
         // Of four times eight channels a lane has a pair each; four lanes trade them, so that each has all of one.
         const int quarter = own % 4;
@@ -1118,5 +1131,5 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
 #endif
     }
   }
-  while (HELD > 1 && late_quarters > 0) store_late();
+  while (HELD > 1 && late_pieces > 0) store_late();
 }

@@ -254,6 +254,13 @@ inline unsigned __float_as_uint(float value) {
   return bits;
 }
 inline float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
+// Each of four bytes by a digit of the selector, from eight: those of x, then those of y.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> (selector >> i * 4 & 7) * 8 & 0xff) << i * 8;
+  return result;
+}
 inline int __float_as_int(float value) { return static_cast<int>(__float_as_uint(value)); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
