@@ -258,7 +258,7 @@ extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem,
   const int first = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * columns + i % columns;
   // Of all the set's channels, those of the output channel's group.
   const int begin = co / out_channels * in_channels - first;
-  const int end = co < set_outputs ? min(begin + in_channels, set_inputs - first) : 0;
+  const int end = co < set_outputs ? begin + in_channels : begin;
   scalar_t values[VECTOR];
   load_weight_cell(values, weight, first_input + first, co % out_channels, tap / kernel_w / kernel_h, tap / kernel_w % kernel_h,
                    tap % kernel_w, end, begin);
