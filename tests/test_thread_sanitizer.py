@@ -36,7 +36,6 @@ RACES = {
 }
 RUN = """
 import json, sys
-from pathlib import Path
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.verify import verify
