@@ -111,8 +111,8 @@ shared_limit = "231424 - 4 * (raw_length + 32) - 2048 * CONSUMERS - row_store_by
 stages = "4 if cells_launch and 4 * stage_bytes + 4 * tap_bytes <= shared_limit else 2"
 raws = "2 if not cells_launch and rows * pitch >= positions and stages * stage_bytes + 2 * raw_bytes + 4 * tap_bytes <= shared_limit else 0"
 slab_memory = "shared_limit - stages * stage_bytes - raws * raw_bytes"
-# A slab is a tap, or a row of taps where three of these fit.
-row_slabs = "1 if row_taps <= 8 and slab_memory >= min(3, kernel_h * chunks) * row_taps * tap_bytes else 0"
+# A slab is a tap, or a row of taps where three of these fit. (tf32x3 sums nine steps at most before it rounds.)
+row_slabs = "1 if row_taps <= (18 // chunk_cells if split else 8) and slab_memory >= min(3, kernel_h * chunks) * row_taps * tap_bytes else 0"
 slab_bytes = "tap_bytes * (row_taps if row_slabs else 1)"
 tile_slabs = "kernel_h * chunks * (1 if row_slabs else row_taps)"
 slabs = "min(58, tile_slabs, slab_memory // slab_bytes)"
@@ -1009,8 +1009,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 #endif
   float sums[SUMS];
 #if defined(CONVT3D_TF32X3)
-  // Tensor cores cut off what they add, so sums of a few taps are moved to where they are rounded.
-  float parts[SUMS];
+  float parts[SUMS];  // of a few taps
 #else
   float (&parts)[SUMS] = sums;
 #endif
@@ -1145,12 +1144,12 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           for (int jh = 0; jh < class_taps_h; ++jh) {
             const int row_offset = (offset_h - class_offset_h - jh * walk.taps_h.offset_step) * pitch;
             const unsigned row_operand = stage_operand + static_cast<unsigned>(row_offset + offset_w);
-            // One tap: all its steps along the channels.
-            const auto multiply = [&](int jw, int i, unsigned a, unsigned b) {
+            // One tap: all its steps along the channels; of two parts `pass` 1 are the products with a low one, 0 those of the high ones.
+            const auto multiply = [&](int jw, int i, int pass, unsigned a, unsigned b) {
 #pragma unroll
               for (int k = 0; k < cell_count / 2; ++k) {
 #pragma unroll
-                for (int part = PARTS == 2 ? 2 : 0; part >= 0; --part) {  // low x high, high x low, high x high
+                for (int part = 2 * pass; part >= pass; --part) {  // low x high, high x low; high x high
                   const unsigned a_part = part == 2 ? stage_k * static_cast<unsigned>(cell_count) : 0,
                                  b_part = part == 1 ? slab_k * static_cast<unsigned>(cell_count) : 0;
 #pragma unroll
@@ -1168,41 +1167,49 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
               return static_cast<unsigned>(jw * dilation_w / stride_w - (jw * dilation_w % stride_w < phase ? 1 : 0));
             };
             const unsigned tap_step = static_cast<unsigned>(taps_w.offset_step);
+            // Tensor cores cut off what they add, so sums of a few taps move to where additions are rounded.
+            const auto round_parts = [&](int jw) {
+              if (PARTS == 1) return;
+              wgmma_wait<0>();
+#pragma unroll
+              for (int i = jw * tiles * columns8 * 4; i < (jw + 1) * tiles * columns8 * 4; ++i) sums[i] += parts[i];
+            };
             if (by_rows) {
               const unsigned b = begin_slab();
+              // Low parts of all taps come first: they meet small sums, of which little is cut off.
 #pragma unroll
-              for (int tap = 0; tap < column_taps; ++tap) {
-                int jw = 0, i = tap;
+              for (int pass = PARTS - 1; pass >= 0; --pass) {
 #pragma unroll
-                for (int c = 0; c + 1 < class_count; ++c) {
-                  if (jw == c && i >= taps_w.count(column_taps, c)) i -= taps_w.count(column_taps, jw++);
+                for (int tap = 0; tap < column_taps; ++tap) {
+                  int jw = 0, i = tap;
+#pragma unroll
+                  for (int c = 0; c + 1 < class_count; ++c) {
+                    if (jw == c && i >= taps_w.count(column_taps, c)) i -= taps_w.count(column_taps, jw++);
+                  }
+                  multiply(jw, i, pass, row_operand - class_offset_w(jw) - static_cast<unsigned>(i) * tap_step,
+                           b + static_cast<unsigned>(tap) * tap_operand);
                 }
-                multiply(jw, i, row_operand - class_offset_w(jw) - static_cast<unsigned>(i) * tap_step,
-                         b + static_cast<unsigned>(tap) * tap_operand);
               }
               end_slab();
             } else {
 #pragma unroll
               for (int jw = 0; jw < class_count; ++jw) {
                 unsigned a = row_operand - class_offset_w(jw);
+                const int class_taps_w = taps_w.count(column_taps, jw), few = max(8 / cell_count, 1);
 #pragma unroll 1
-                for (int i = 0; i < taps_w.count(column_taps, jw); ++i, a -= tap_step) {
-                  multiply(jw, i, a, begin_slab());
+                for (int i = 0; i < class_taps_w; ++i, a -= tap_step) {
+                  const unsigned b = begin_slab();
+#pragma unroll
+                  for (int pass = PARTS - 1; pass >= 0; --pass) multiply(jw, i % few, pass, a, b);
                   end_slab();
+                  if ((i + 1) % few == 0 && i + 1 < class_taps_w) round_parts(jw);
                 }
               }
             }
-#if defined(CONVT3D_TF32X3)
-            wgmma_wait<0>();
 #pragma unroll
             for (int jw = 0; jw < class_count; ++jw) {
-              if (taps_w.count(column_taps, jw) == 0) continue;
-#pragma unroll
-              for (int i = 0; i < tiles * columns8 * 4; ++i) {
-                sums[jw * tiles * columns8 * 4 + i] += parts[jw * tiles * columns8 * 4 + i];
-              }
+              if (taps_w.count(column_taps, jw) > 0) round_parts(jw);
             }
-#endif
           }
           read_stage = stage.empty();
           stage.advance();

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from cupy_convt3d.backends.base import Backend
 from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.lab.contest import Contest
+from cupy_convt3d.lab.measure import Bench
 from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, problems
 from cupy_convt3d.lab.tensors import WIDE
 from cupy_convt3d.lab.verify import verify
@@ -293,6 +295,27 @@ def test_many_volumes(batch: int, name: str, device: Backend) -> None:
         pytest.skip(reason)
     outcome = verify(device, kernels()[name], problem, "fp32", "exact", seed=4)
     assert outcome.ok, outcome.message
+
+
+# Many products in a sum: rows of 7 taps and of 8, with classes of w, and many channels.
+LONG_SUMS = (
+    *("n1_c32to16_i2x6x24_k3x5x7", "n1_c24to8_i2x5x24_k1x3x8", "n1_c32to8_i3x6x8_k3x5x7_s2_p1x2x3_op1_g4"),
+    *("n1_c64to32_i2x2x8_k2_s2", "n1_c256to16_i2x2x8_k2_s2"),
+)
+
+
+@pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if "tf32x3" in kernel.dtypes])
+def test_tf32x3_is_no_less_exact_than_fp32(name: str, device: Backend) -> None:
+    """Tensor cores cut off what they add, so a kernel rounds the sums of a few products. fp32: one product after another."""
+    meter, done = Bench(device, 1.0, against=()), 0
+    for problem in map(Problem.parse, LONG_SUMS):
+        if refused(name, problem, "tf32x3") or device.why_not(kernels()[name], problem, "tf32x3"):
+            continue
+        error = Contest(meter, str(problem), problem, "fprop", "tf32x3").kernel(kernels()[name]).error
+        fp32 = Contest(meter, str(problem), problem, "fprop", "fp32").kernel(kernels()["fprop_gather"]).error
+        assert error is not None and fp32 is not None and error <= fp32, f"{problem}: {error} for {fp32}"
+        done += 1
+    assert done or device.name == "cuda"
 
 
 @pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if not kernel.deterministic])

@@ -59,17 +59,28 @@ __global__ void product(const scalar_t* input, const scalar_t* weight, scalar_t*
 """
 
 
-def product(source: str, dtype: str) -> bool:
-    """Whether the product of small integers comes out right."""
-    kernel = Kernel.from_source(source, "product")
-    k = 8 if dtype == "tf32" else 16
-    generator = np.random.default_rng(1)
-    a, b = (generator.integers(-8, 9, (rows, k)) for rows in (64, 24))
+def multiplied(source: str, a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
+    """Return what the kernel makes of a[64][K] and b[24][K]."""
     element = DTYPES[dtype].numpy
     arrays = {"input": a.astype(element), "weight": b.astype(element), "output": np.zeros((64, 24), element)}
     refs = {name: TensorRef(array.__array_interface__["data"][0], (array.size,), (1,)) for name, array in arrays.items()}
-    run(HostBackend(), kernel, Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)), dtype, refs, lambda name, size: 0)
-    return bool((arrays["output"] == (a @ b.T).astype(element)).all())
+    problem = Problem(1, 1, 1, (1, 1, 1), (1, 1, 1))
+    run(HostBackend(), Kernel.from_source(source, "product"), problem, dtype, refs, lambda name, size: 0)
+    return arrays["output"]
+
+
+def product(source: str, dtype: str) -> bool:
+    """Whether the product of small integers comes out right."""
+    generator = np.random.default_rng(1)
+    a, b = (generator.integers(-8, 9, (rows, 8 if dtype == "tf32" else 16)) for rows in (64, 24))
+    return bool((multiplied(source, a, b, dtype) == (a @ b.T).astype(DTYPES[dtype].numpy)).all())
+
+
+def test_products_are_cut_off() -> None:
+    """1 + 0.75 ulp stays 1, as with `mma.sync`."""
+    a, b = np.zeros((64, 8), np.float32), np.zeros((24, 8), np.float32)
+    a[:, 0], a[:, 1], b[:, :2] = 1, 0.75 * 2.0**-23, 1
+    np.testing.assert_array_equal(multiplied(PRODUCT, a, b, "tf32"), 1.0)
 
 
 @pytest.mark.parametrize("dtype", ["tf32", "bf16"])

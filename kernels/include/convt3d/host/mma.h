@@ -82,9 +82,11 @@ struct MmaSlot {
 
 // fp32 by cutting off, as the tensor cores' adders do.
 CONVT3D_RUNTIME inline float cut_off(double exact) {
-  const float nearest = static_cast<float>(exact);
-  const bool away = std::fabs(static_cast<double>(nearest)) > std::fabs(exact) && !std::isinf(nearest);
-  return away ? __uint_as_float(__float_as_uint(nearest) - 1) : nearest;
+  unsigned long long bits;
+  memcpy(&bits, &exact, sizeof bits);
+  bits &= ~0x1fffffffull;  // what a double's significand has beyond that of fp32
+  memcpy(&exact, &bits, sizeof bits);
+  return static_cast<float>(exact);
 }
 
 template <class Element>

@@ -2,6 +2,7 @@
 // operand that was overwritten too early, gives wrong numbers here as it would on a GPU. Descriptors are read bit by bit.
 #pragma once
 
+#include "convt3d/host/mma.h"
 #include "convt3d/host/pipeline.h"
 
 namespace convt3d_host {
@@ -109,8 +110,8 @@ inline void multiply(const PendingProduct& product) {
       right += rows[k] * static_cast<double>(b[1][k]);
     }
     for (int half = 0; half < 2; ++half) {
-      d[half * 2] = static_cast<float>(left[half]);
-      d[half * 2 + 1] = static_cast<float>(right[half]);
+      d[half * 2] = cut_off(left[half]);
+      d[half * 2 + 1] = cut_off(right[half]);
     }
   }
 }
