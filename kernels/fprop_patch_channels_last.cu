@@ -4,6 +4,7 @@ dtypes = ["tf32", "bf16", "fp16"]
 architectures = ["sm_90a"]
 [specialize]
 WGMMA_TILES = "tile_columns // 8"
+WHOLE_CHUNKS = "whole_chunks"
 [constants]
 voxels = "batch * input_voxels"
 vector = "16 // itemsize"
@@ -11,6 +12,7 @@ vector = "16 // itemsize"
 columns = "taps * vector * ceil_div(out_channels_per_group, vector)"
 # Channels come in chunks of 128 bytes, in two halves.
 chunks = "ceil_div(in_channels_per_group * itemsize, 128)"
+whole_chunks = "1 if in_channels_per_group * itemsize % 128 == 0 else 0"
 block_tiles = "ceil_div(voxels, 64 * ROWS)"
 ring_bytes = "WARPGROUPS * 4 * STAGES * ROWS * 1024"
 room = "227 * 1024 - ring_bytes - 8 * chunks"
@@ -82,9 +84,12 @@ shared_bytes = "shared_bytes"
 #ifndef WARPGROUPS
 #define WARPGROUPS 2
 #endif
-// Set by the problem; this is for a look at the compiler's output.
+// Set by the problem; these are for a look at the compiler's output.
 #ifndef WGMMA_TILES
 #define WGMMA_TILES 16
+#endif
+#ifndef WHOLE_CHUNKS
+#define WHOLE_CHUNKS 0
 #endif
 static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");
 #if defined(__CUDACC__)
@@ -168,33 +173,40 @@ struct Copier {
   const View<const scalar_t>& input;
   bool vectors;  // of 16 bytes
   int channels, lane;
-  int channel = 0;  // the lane's first one of the next stage
-  const scalar_t* from[2 * ROWS] = {};
+  int channel = 0;                      // the lane's first one of the next chunk
+  const scalar_t* from[2 * ROWS] = {};  // where it is in each row
 
-  // The lane's row q is another voxel now; `place` is where it begins in the input, -1 past the last one.
+  // The lane's row q is another voxel now; `place` is where it begins in the input. Past the last one, -1, it is the first voxel again,
+  // for nobody stores what comes of it.
   __device__ __forceinline__ void begin(int q, index_t place) {
     channel = lane % 4 * VECTOR;
-    from[q] = place < 0 ? nullptr : input.data + place;
+    from[q] = input.data + (place < 0 ? 0 : place) + (channel < channels ? channel : 0) * input.stride[1];
   }
 
-  __device__ __forceinline__ void copy(unsigned char* stage) {
+  __device__ __forceinline__ void copy(unsigned char* stage, int half) {
+    const int first = channel + half * STAGED;
+    unsigned char* const target = stage + lane * 16;
+    if (half == 1) channel += 2 * STAGED;
+    const bool inside = WHOLE_CHUNKS || first < channels, goes_on = half == 1 && (WHOLE_CHUNKS || channel < channels);
+    if (vectors) {
 #pragma unroll
-    for (int q = 0; q < 2 * ROWS; ++q) {
-      unsigned char* const target = stage + q * 512 + lane * 16;
-      if (vectors) {
-        const bool inside = from[q] != nullptr && channel < channels;
-        cp_async<16>(shared_address(target), inside ? from[q] + channel : input.data, inside ? 16 : 0);
-      } else {
+      for (int q = 0; q < 2 * ROWS; ++q) {
+        cp_async<16>(shared_address(target) + static_cast<unsigned>(q * 512), from[q] + (inside ? half * STAGED : 0),
+                     inside ? 16 : 0);
+        if (goes_on) from[q] = advanced(from[q], 2 * STAGED * SIZE);
+      }
+    } else {
+#pragma unroll
+      for (int q = 0; q < 2 * ROWS; ++q) {
         Run<VECTOR> run;
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) {
-          const bool inside = from[q] != nullptr && channel + v < channels;
-          run.element[v] = inside ? from[q][(channel + v) * input.stride[1]] : scalar_t();
+          run.element[v] = first + v < channels ? from[q][(half * STAGED + v) * input.stride[1]] : scalar_t();
         }
-        *reinterpret_cast<Run<VECTOR>*>(target) = run;
+        *reinterpret_cast<Run<VECTOR>*>(target + q * 512) = run;
+        if (goes_on) from[q] = advanced(from[q], 2 * STAGED * SIZE * input.stride[1]);
       }
     }
-    channel += STAGED;
   }
 };
 
@@ -260,25 +272,24 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   };
   const int step = streams * WARPGROUPS;
   // Where the last tiles are too few for all warpgroups, each block has as many of them as the others.
-  int copied_tile = warp / 4 * streams + block / column_tiles / problem.groups, copied_chunk = 0, copied_slot = 0;
-  const auto copy_half = [&](int odd) {
+  int copied_tile = warp / 4 * streams + block / column_tiles / problem.groups, copied_chunk = 0;
+  const auto copy_half = [&](unsigned char* stage, int half) {
     if (copied_tile < block_tiles) {
-      if (odd == 0 && copied_chunk == 0) {
+      if (half == 0 && copied_chunk == 0) {
         const index_t own = place(copied_tile).input;
 #pragma unroll
         for (int q = 0; q < 2 * ROWS; ++q) copier.begin(q, __shfl_sync(0xffffffffu, own, q * 8 + lane / 4));
       }
-      copier.copy(ring + copied_slot * STAGE_BYTES);
-      copied_slot = copied_slot + 1 == STAGES ? 0 : copied_slot + 1;
-      if (odd == 1 && ++copied_chunk == chunks) {
+      copier.copy(stage, half);
+      if (half == 1 && ++copied_chunk == chunks) {
         copied_chunk = 0;
         copied_tile += step;
       }
     }
     cp_async_commit();
   };
-  int tile = copied_tile, slot = 0;
-  for (int s = 0; s + 1 < STAGES; ++s) copy_half(s % 2);
+  int tile = copied_tile;
+  for (int s = 0; s + 1 < STAGES; ++s) copy_half(ring + s * STAGE_BYTES, s % 2);
   for (int i = thread; i < tile_width; i += 128 * WARPGROUPS) {
     const int column = first_column + i, tap = column / each_tap, co = column % each_tap;
     const bool live = column < columns && co < out_channels;
@@ -299,15 +310,15 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   unsigned fragments[2][2][ROWS][4];
   const unsigned weight_operand = wgmma_operand(weights, static_cast<unsigned>(tile_width) * 16);
   bool fresh = true;  // the weights have not been waited for
+  // The two stages of a chunk, and those read before them.
+  unsigned char *pair = ring, *before = ring + (STAGES - 2) * STAGE_BYTES;
   for (; tile < block_tiles; tile += step) {
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         cp_async_wait<STAGES - 2>();
-        load_fragments(ring + slot * STAGE_BYTES, lane, fragments[odd]);
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-        copy_half(1 - odd);
+        load_fragments(pair + odd * STAGE_BYTES, lane, fragments[odd]);
         if (odd == 0 && fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk) * 8, 0);
         wgmma_fence();
         const unsigned b = weight_operand + static_cast<unsigned>(chunk * chunk_bytes + odd * (chunk_bytes / 2)) / 16;
@@ -320,8 +331,12 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
           }
         }
         wgmma_commit();
+        // While they run, and to where the inputs of the products before were.
+        copy_half(odd == 0 ? before + STAGE_BYTES : pair, 1 - odd);
         wgmma_wait<1>();  // the other fragments have been read
       }
+      before = pair;
+      pair = pair + 2 * STAGE_BYTES == ring + STAGES * STAGE_BYTES ? ring : pair + 2 * STAGE_BYTES;
     }
     fresh = false;
     wgmma_wait<0>();
@@ -333,17 +348,18 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       const index_t target = __shfl_sync(0xffffffffu, own, q * 8 + lane / 4);
       to[q] = target < 0 ? nullptr : output.data + target;
     }
-    const auto store = [&](auto whole) {
+    const auto store = [&](auto whole, auto biased) {
 #pragma unroll
       for (int g = 0; g < SUMS * 2 / GROUP && g < tile_width / GROUP; ++g) {
         const Slot into = slots[g * 4 + lane % 4];
-        const Biases own = biases[g * 4 + lane % 4];
+        const Biases own = decltype(biased)::value ? biases[g * 4 + lane % 4] : Biases{};
 #pragma unroll
         for (int q = 0; q < 2 * ROWS; ++q) {
           Run<VECTOR> run;
 #pragma unroll
           for (int v = 0; v < VECTOR; ++v) {
-            run.element[v] = to_scalar(sums[q / 2][(g * (VECTOR / 2) + v / 2) * 4 + q % 2 * 2 + v % 2] + own.of[v]);
+            const float sum = sums[q / 2][(g * (VECTOR / 2) + v / 2) * 4 + q % 2 * 2 + v % 2];
+            run.element[v] = to_scalar(decltype(biased)::value ? sum + own.of[v] : sum);
           }
           scalar_t* const y = advanced(to[q], into.output);
           const int live = to[q] == nullptr ? 0 : into.live;
@@ -358,10 +374,12 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
         }
       }
     };
-    if (vectors(output, out_channels)) {
-      store(Flag<true>{});
+    if (!vectors(output, out_channels)) {
+      store(Flag<false>{}, Flag<true>{});
+    } else if (bias != nullptr) {
+      store(Flag<true>{}, Flag<true>{});
     } else {
-      store(Flag<false>{});
+      store(Flag<true>{}, Flag<false>{});
     }
   }
 }
