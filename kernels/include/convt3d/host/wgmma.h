@@ -48,7 +48,7 @@ struct PendingProduct {
   // A in registers: where this thread has its own, what they held, and the thread's rows put together from its neighbours'.
   const unsigned* registers;
   unsigned held[4];
-  float rows[2][operand_k];
+  operand_t rows[2][operand_k];
   Site site;
 };
 
@@ -90,7 +90,8 @@ inline void multiply(const PendingProduct& product) {
     load_operand(product.a, product.row_step, row, a[0]);
     load_operand(product.a, product.row_step, row + 8, a[1]);
   } else {
-    memcpy(a, product.rows, sizeof a);
+    for (int k = 0; k < operand_k; ++k)
+      a[0][k] = operand_value(product.rows[0][k]), a[1][k] = operand_value(product.rows[1][k]);
     if (memcmp(product.registers, product.held, sizeof product.held) != 0) {
       describe_failure("registers that a product at %s:%d reads were changed before it ended", product.site.file,
                        product.site.line);
@@ -161,7 +162,7 @@ CONVT3D_RUNTIME inline void combine_rows(void* const (&slots)[warp_threads]) {
       operand_t elements[4][each];
       memcpy(elements, other->held, sizeof elements);
       for (int r = 0; r < 4; ++r) {
-        for (int e = 0; e < each; ++e) own->rows[r % 2][(r / 2 * 4 + from) * each + e] = operand_value(elements[r][e]);
+        for (int e = 0; e < each; ++e) own->rows[r % 2][(r / 2 * 4 + from) * each + e] = elements[r][e];
       }
     }
   }

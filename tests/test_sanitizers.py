@@ -1,4 +1,4 @@
-"""Each kernel has an instance of at most 256 threads a block, and the thread sanitizer finds no race in it, but in a planted one."""
+"""The sanitizers find nothing in an instance of at most 256 threads a block, which each kernel has, and the thread sanitizer a planted race."""
 
 from __future__ import annotations
 
@@ -41,29 +41,30 @@ from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.verify import verify
 from cupy_convt3d.problem import Problem
 
-path, tunables, problems = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:]
-kernel, backend = Kernel.from_file(path).replace_tunables(**tunables), HostBackend("thread")
+sanitizer, path, tunables, problems = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4:]
+kernel, backend = Kernel.from_file(path).replace_tunables(**tunables), HostBackend(sanitizer)
 for name in problems:
     outcome = verify(backend, kernel, Problem.parse(name), kernel.dtypes[-1], "exact", 0)
     print(name, "right" if outcome.ok else outcome.message)
 """
 
 
-def sanitized(path: Path, tunables: dict[str, int], problems: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **sanitizer_environment("thread"), "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-c", RUN, str(path), json.dumps(tunables), *problems]
+def sanitized(sanitizer: str, path: Path, tunables: dict[str, int], problems: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **sanitizer_environment(sanitizer), "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-c", RUN, sanitizer, str(path), json.dumps(tunables), *problems]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.slow
 @pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
 @pytest.mark.parametrize("name", kernels())
-def test_no_race(name: str) -> None:
+def test_silent_on_a_right_kernel(name: str, sanitizer: str) -> None:
     tunables = SMALL.get(name, {})
     kernel = kernels()[name].replace_tunables(**tunables)
     problems = [p for p in PROBLEMS if kernel.why_not(Problem.parse(p), kernel.dtypes[-1]) is None]
     assert problems
-    done = sanitized(kernel.path, tunables, problems)
+    done = sanitized(sanitizer, kernel.path, tunables, problems)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{problem} right" for problem in problems]
 
@@ -79,6 +80,6 @@ def test_a_wait_that_is_missing_is_a_race(name: str, tmp_path: Path) -> None:
     assert RACES[name] in kernel.source
     path = tmp_path / f"{name}.cu"
     path.write_text(kernel.source.replace(RACES[name], "", 1))
-    done = sanitized(path, kernel.tunables, [problem])
+    done = sanitized("thread", path, kernel.tunables, [problem])
     assert done.returncode != 0
     assert "data race" in done.stderr
