@@ -1,4 +1,4 @@
-"""The sanitizers find nothing in an instance of at most 256 threads a block, which each kernel has, and the thread sanitizer a planted race."""
+"""The sanitizers are silent on each kernel, in an instance of at most 256 threads a block; the thread sanitizer finds planted races."""
 
 from __future__ import annotations
 
