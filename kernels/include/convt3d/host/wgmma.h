@@ -90,8 +90,9 @@ inline void multiply(const PendingProduct& product) {
     load_operand(product.a, product.row_step, row, a[0]);
     load_operand(product.a, product.row_step, row + 8, a[1]);
   } else {
-    for (int k = 0; k < operand_k; ++k)
-      a[0][k] = operand_value(product.rows[0][k]), a[1][k] = operand_value(product.rows[1][k]);
+    for (int half = 0; half < 2; ++half) {
+      for (int k = 0; k < operand_k; ++k) a[half][k] = operand_value(product.rows[half][k]);
+    }
     if (memcmp(product.registers, product.held, sizeof product.held) != 0) {
       describe_failure("registers that a product at %s:%d reads were changed before it ended", product.site.file,
                        product.site.line);
