@@ -135,7 +135,7 @@ _MODES = {
     "n2_c2to10_i1x199x1_k3x3x1_s2x2x1_g2": (0, 1),
     "n1_c5to5_i1x2x1_k1x3x1_s1x2x1_g5": (0,),  # a block leaves a group of whose weights it used some
     "n1_c2to4_i2x2x1_k1x60x1_p0x30x0_g2": (0,),  # more rows of taps than are kept
-    "n1_c2to2_i2x2x3_k1x7x9_s1x2x4_p0x2x3": (0,),  # more taps than are kept, in rows that are too long to be one piece
+    "n1_c2to2_i2x2x3_k1x7x10_s1x2x4_p0x2x3": (0,),  # more taps than are kept, in rows that are too long to be one piece
     "n2_c2to3_i2x1x3_k1x1x5_s1x1x4_p0x0x3": (0, 1),  # a padding that is no multiple of the stride, here and below
     "n2_c3to2_i2x1x3_k2x1x4_s2x1x2_p1x0x1": (0, 1),
     # pairs of which one thing is not as it must be: a stride, where the tensor begins, a row's length, channels of a group
