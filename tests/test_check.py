@@ -102,15 +102,24 @@ def test_plain_cuda_file_passes(plain_file: Path, sanitize: str | None) -> None:
     assert not report.skipped
 
 
+def yardstick_s() -> float:
+    """Seconds of some work like the check's own; .1 where the bound was set, up to twice that on a core that others share."""
+    start, array = time.perf_counter(), np.ones(8)
+    for i in range(50_000):
+        array = np.maximum(array * 0.5, float(i % 7)).reshape(2, 4).reshape(-1)
+    return time.perf_counter() - start
+
+
 @pytest.mark.alone
 def test_tiny_examples_are_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 examples of a naive kernel a second on one worker, compile included; best of up to five, for other load on the machine."""
+    """300 examples of a naive kernel a second on one worker, compile included, where the yardstick takes .1 s; best of up to five."""
     rates = []
     for attempt in range(5):
         monkeypatch.setenv("CONVT3D_CACHE", str(tmp_path / str(attempt)))
-        start = time.perf_counter()
+        before, start = yardstick_s(), time.perf_counter()
         report = check("fprop_gather", backend="host", examples=100, dtypes=["fp32"])
-        rates.append(report.examples / (time.perf_counter() - start))
+        seconds = time.perf_counter() - start
+        rates.append(report.examples / seconds * max(1.0, (before + yardstick_s()) / 2 / 0.1))
         assert report.passed
         assert list((tmp_path / str(attempt)).rglob("*.so")), "nothing was compiled"
         if rates[-1] >= 300:

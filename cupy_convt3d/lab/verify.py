@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import reference
-from ..backends.base import Backend, TensorRef, run
+from ..backends.base import Backend, Prepared, TensorRef
 from ..dtypes import DTYPES
 from ..errors import LaunchError
 from ..kernel import Kernel
@@ -109,6 +109,7 @@ class _Example:
     seed: int
     memory: _HostMemory | _DeviceMemory = field(init=False)
     guard: int = field(init=False)
+    prepared: Prepared | None = field(init=False, default=None)  # by the first run
 
     def __post_init__(self) -> None:
         self.memory = _HostMemory() if self.backend.name == "host" else _DeviceMemory()
@@ -257,18 +258,18 @@ def _execute(example: _Example, read: Mapping[str, _Placed], written: _Placed, f
     for tensor in placed.values():
         tensor.handle = memory.put(fresh if tensor is written else tensor.bits.copy())
     refs = {n: TensorRef(memory.pointer(t.handle) + t.start * t.bits.itemsize, t.shape, t.strides) for n, t in placed.items()}
+    if example.prepared is None:
+        example.prepared = Prepared(example.backend, example.kernel, example.problem, dtype, refs)
+    addresses = {n: ref.pointer for n, ref in refs.items()}
     spaces: list[tuple[Any, int]] = []
-
-    def allocate(_: str, size: int) -> int:
-        name = _NAMES[DTYPES[dtype].accumulate]
-        unsigned = np.dtype(f"u{DTYPES[name].itemsize}")
+    name = _NAMES[DTYPES[dtype].accumulate]
+    unsigned = np.dtype(f"u{DTYPES[name].itemsize}")
+    for space, size in example.prepared.workspace.items():
         count = -(-size // unsigned.itemsize)
         handle = memory.put(np.full(count + 2 * example.guard, _OUTSIDE[name], unsigned))
         spaces.append((handle, count))
-        return memory.pointer(handle) + example.guard * unsigned.itemsize
-
-    order = order if example.backend.name == "host" else 0
-    run(example.backend, example.kernel, example.problem, dtype, refs, allocate, seed=order)
+        addresses[space] = memory.pointer(handle) + example.guard * unsigned.itemsize
+    example.prepared.launch(addresses, seed=order if example.backend.name == "host" else 0)
     example.backend.synchronize()
     bits = memory.get(written.handle)
     result = written.view(bits).copy()
@@ -280,10 +281,10 @@ def _damage(
 ) -> Outcome | None:
     """Return what the kernel wrote where nothing may be written."""
     name, guard = example.kernel.written, example.guard
-    outside = bits.copy()
-    written.view(outside)[...] = _STRAY[example.element]
-    stray = np.flatnonzero(outside != _STRAY[example.element])
-    if stray.size:
+    outside = bits != _STRAY[example.element]
+    written.view(outside)[...] = False
+    if outside.any():
+        stray = np.flatnonzero(outside)
         offset = int(stray[0]) - written.start
         where = f"{-offset} elements before its start" if offset < 0 else f"element offset {offset}"
         return Outcome(
