@@ -31,11 +31,11 @@ DEMO := $(if $(wildcard cupy_convt3d/lab/report.py),report --out report,check)
 demo: $(READY)
 	$(CONVT3D) $(DEMO)
 
-# Every quick test; under 15 minutes on two cores.
+# Every quick test; about 20 minutes on two cores.
 test: $(READY)
 	$(RUN) -m pytest tests -m "not slow and not large" $(XDIST) $(PYTEST_ARGS)
 
-# What `make test` leaves out: random search, sanitizers, all architectures, packaging, notebooks.
+# What `make test` leaves out: random search, samples of mutants, sanitizers, all architectures, packaging, notebooks.
 test-rest: search
 	$(RUN) -m pytest --nbmake tests notebooks -m "slow or large" $(XDIST) $(PYTEST_ARGS)
 

@@ -68,6 +68,7 @@ def test_every_operator_changes_one_place_of_the_code() -> None:
     assert not {m.line for m in found} & set(untouched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, _ in ALL_JUDGED])
 def test_a_sample_of_mutants_is_killed(name: str) -> None:
     report = judge_mutants(kernel(name), sample=5, explanations=EXPLAINED)
