@@ -260,11 +260,14 @@ def _execute(example: _Example, read: Mapping[str, _Placed], written: _Placed, f
     refs = {n: TensorRef(memory.pointer(t.handle) + t.start * t.bits.itemsize, t.shape, t.strides) for n, t in placed.items()}
     if example.prepared is None:
         example.prepared = Prepared(example.backend, example.kernel, example.problem, dtype, refs)
-    addresses = {n: ref.pointer for n, ref in refs.items()}
+    workspace = example.prepared.workspace
+    addresses = {**dict.fromkeys(workspace, 0), **{n: ref.pointer for n, ref in refs.items()}}  # 0: an empty one, as in `run`
     spaces: list[tuple[Any, int]] = []
     name = _NAMES[DTYPES[dtype].accumulate]
     unsigned = np.dtype(f"u{DTYPES[name].itemsize}")
-    for space, size in example.prepared.workspace.items():
+    for space, size in workspace.items():
+        if size == 0:
+            continue
         count = -(-size // unsigned.itemsize)
         handle = memory.put(np.full(count + 2 * example.guard, _OUTSIDE[name], unsigned))
         spaces.append((handle, count))
