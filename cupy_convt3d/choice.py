@@ -289,7 +289,7 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
     if name != "fprop_patch_wgmma":
         return None
     if question.layout == "channels_last":
-        return "stores small pieces where channels lie together, so others come first in channels_last"
+        return "loads and stores one element at a time where channels lie together, so others come first"
     volume, vector = math.prod(problem.input_size), 16 // DTYPES[question.precision].itemsize
     if voxels < FEW_VOXELS:
         return f"keeps its weights for many voxels, so others come first for less than {FEW_VOXELS}"

@@ -12,8 +12,7 @@ columns = "out_channels_per_group * taps"
 chunks = "ceil_div(in_channels_per_group * itemsize, 128)"
 whole_chunks = "1 if in_channels_per_group * itemsize % 128 == 0 else 0"
 block_tiles = "ceil_div(voxels, 64 * ROWS)"
-stage_bytes = "1536 if ROWS == 1 else 64 * (32 if itemsize == 4 else 40)"
-ring_bytes = "WARPGROUPS * 4 * STAGES * stage_bytes"
+ring_bytes = "WARPGROUPS * 4 * STAGES * ROWS * 1024"
 room = "227 * 1024 - ring_bytes - 8 * chunks"
 most_columns = "min(COLUMNS, 8 * (room // (chunks * 128 + 8) // 8))"
 column_tiles = "ceil_div(columns, max(8, most_columns))"
@@ -23,7 +22,7 @@ streams = "max(1, min(ceil_div(block_tiles, WARPGROUPS), multiprocessors // (col
 # Where blocks have many tiles, the launch begins behind the one that packs, not beside it.
 beside = "1 if block_tiles <= 16 * streams else 0"
 pairs_at = "chunks * 128 * tile_columns + ring_bytes"
-shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
+shared_bytes = "pairs_at + 8 * (tile_columns + chunks)"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
@@ -36,7 +35,7 @@ shared_bytes = "pairs_at + 8 * tile_columns + 8 * chunks"
 COLUMNS = [32, 96, 128, 160, 256]
 ROWS = [1, 2]
 WARPGROUPS = [2, 3]
-STAGES = [4, 6]
+STAGES = [4, 6, 8]
 [workspace]
 packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
 [[launch]]
@@ -64,8 +63,7 @@ shared_bytes = "shared_bytes"
 // registers, rounds them, and its warpgroup multiplies them by the weights. While one warpgroup stores its sums another multiplies.
 //
 // Which voxel a row of a product is can be chosen. A lane's rows are 2 (tf32) or 4 (16 bits) neighbouring voxels, and its columns the two
-// taps of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128. Where channels lie together in the output
-// and there are 8 taps, a lane has all channels of its taps.
+// taps of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
@@ -107,8 +105,7 @@ constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
 constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE, STAGED = 64 / SIZE;  // channels of a cell, of a product, of a stage
 constexpr int COUNT = 16 * ROWS;                                         // voxels of a warp
 constexpr int RUN = SIZE == 4 ? 2 : 2 * ROWS, RUNS = 2 * ROWS / RUN;     // neighbouring voxels of a lane
-constexpr int PITCH = SIZE == 4 && ROWS == 2 ? COUNT : COUNT + 8;        // of a stage [channel][voxel]
-constexpr int STAGE = STAGED * PITCH;
+constexpr int STAGE = STAGED * COUNT;                                    // [channel][voxel]
 
 struct alignas(16) Cell {
   unsigned words[4];
@@ -155,62 +152,56 @@ struct alignas(16) Pair {
   int live;  // whether there is such a column
 };
 
-// Where channel k of a chunk and a voxel are staged in [channel][voxel]: four rows of channels (tf32) or of pairs of channels meet all banks.
-__device__ inline int staged(int k, int voxel) { return k * PITCH + (PITCH == COUNT ? voxel ^ k % 4 * 8 : voxel); }
+template <bool VALUE>
+struct Flag {
+  static constexpr bool value = VALUE;
+};
 
-// The same in [voxel][channel], where a lane's voxels begin at a multiple of RUN.
-__device__ inline int staged_row(int k, int voxel) { return voxel * STAGED + (k ^ voxel / RUN % 4 * VECTOR); }
+// Where channel k of a stage and a voxel are staged. What lanes read at once, 32 bytes each of four rows of channels (tf32) or of every
+// other one (16 bits), meets all banks: in 16 bits the even rows of eight come first, and then 32 bytes of a row change places.
+__device__ inline int staged(int k, int voxel) {
+  constexpr int WORDS = COUNT * SIZE / 4;  // of a row
+  const int row = SIZE == 4 ? k : k / 8 * 8 + k % 2 * 4 + k / 2 % 4;
+  return row * COUNT + (voxel ^ row * WORDS / 32 % (WORDS / 8) * (32 / SIZE));
+}
 
-// A warp's copies, stage after stage of the channels of its voxels. The fast way costs a lane an address and a copy for each 16 bytes.
+// A warp's copies, stage after stage of the channels of its voxels: a lane has an address and a copy for each 16 bytes of neighbouring
+// voxels. Volumes that are not made of those are copied element by element.
 struct Copier {
   static constexpr int UNITS = COUNT / VECTOR, APART = 32 / UNITS;  // vectors of voxels; channels that a warp copies at once
 
   const View<const scalar_t>& input;
-  Copies copies;
+  bool vectors;
   int channels, lane;
-  int first_channel = 0;  // of the next stage
   const scalar_t* from = nullptr;
-  bool live = false;
 
   // Which of the warp's voxels a lane begins with.
-  __device__ int voxel() const { return copies == VOXEL_VECTORS ? lane % UNITS * VECTOR : lane % COUNT; }
+  __device__ int voxel() const { return vectors ? lane % UNITS * VECTOR : lane % COUNT; }
 
-  // The warp's voxels are others now; `place` is where `voxel()` begins in the input, -1 past the last one.
+  // The warp's voxels are others now; `place` is where `voxel()` begins in the input. Past the last one, -1, it is the first voxel again,
+  // for nobody stores what comes of it.
   __device__ __forceinline__ void begin(index_t place) {
-    const int first = copies == VOXEL_VECTORS && lane / UNITS < channels ? lane / UNITS : 0;
-    first_channel = 0;
-    live = place >= 0;
-    from = input.data + (live ? place : 0) + first * input.stride[1];
+    const int first = vectors && lane / UNITS < channels ? lane / UNITS : 0;
+    from = input.data + (place < 0 ? 0 : place) + first * input.stride[1];
   }
 
-  __device__ __forceinline__ void copy(scalar_t* stage) {
-    if (copies == VOXEL_VECTORS) {
+  __device__ __forceinline__ void copy(scalar_t* stage, int first_channel) {
+    if (vectors) {
       const int first = lane / UNITS;
       const unsigned target = shared_address(stage + staged(first, lane % UNITS * VECTOR));
       const index_t apart = APART * SIZE * input.stride[1];
 #pragma unroll
       for (int i = 0; i < STAGED / APART; ++i) {
         const int k = first_channel + first + i * APART;
-        const bool inside = live && (WHOLE_CHUNKS || k < channels);
-        cp_async<16>(target + static_cast<unsigned>(i * APART * PITCH * SIZE), from, inside ? 16 : 0);
+        cp_async<16>(target + static_cast<unsigned>(i * APART * COUNT * SIZE), from, WHOLE_CHUNKS || k < channels ? 16 : 0);
         if (WHOLE_CHUNKS || k + APART < channels) from = advanced(from, apart);
-      }
-    } else if (copies == CHANNEL_VECTORS) {
-      const int lane = computed_anew(this->lane);
-#pragma unroll
-      for (int i = 0; i < COUNT / 8; ++i) {
-        const int voxel = i * 8 + lane / 4, k = lane % 4 * VECTOR;
-        const index_t place = __shfl_sync(0xffffffffu, live ? from - input.data : index_t(-1), voxel);
-        const bool inside = place >= 0 && first_channel + k < channels;
-        cp_async<16>(shared_address(stage + staged_row(k, voxel)), input.data + (inside ? place + first_channel + k : 0),
-                     inside ? 16 : 0);
       }
     } else {
       const int lane = computed_anew(this->lane);
 #pragma unroll 4
       for (int i = 0; i < STAGED * COUNT / 32; ++i) {
         const int k = i * (32 / COUNT) + lane / COUNT;
-        const bool inside = live && first_channel + k < channels;
+        const bool inside = first_channel + k < channels;
         const scalar_t* const one = inside ? from + (first_channel + k) * input.stride[1] : input.data;
         scalar_t* const target = stage + staged(k, lane % COUNT);
         if constexpr (SIZE == 4) {
@@ -220,7 +211,6 @@ struct Copier {
         }
       }
     }
-    first_channel += STAGED;
   }
 };
 
@@ -229,48 +219,35 @@ struct Copier {
 struct Words {
   unsigned word[4][2 * ROWS];
 
-  __device__ __forceinline__ void load(const scalar_t* stage, int lane, const int (&starts)[2], bool channel_rows) {
+  __device__ __forceinline__ void load(const scalar_t* stage, const int (&starts)[2]) {
     constexpr int EACH = SIZE == 4 ? 2 : ROWS;
     struct alignas(4 * EACH) Neighbours {
       unsigned word[EACH];
     };
-    if (channel_rows) {
-      const int again = computed_anew(lane), k = again % 4 * (4 / SIZE);
 #pragma unroll
-      for (int q = 0; q < 2 * ROWS; ++q) {
-        const int voxel = q / RUN * 8 * RUN + again / 4 * RUN + q % RUN;
+    for (int u = 0; u < 2 * ROWS / EACH; ++u) {
+      const scalar_t* const from = stage + starts[u];
 #pragma unroll
-        for (int half = 0; half < 4; ++half) {
-          word[half][q] = *reinterpret_cast<const unsigned*>(stage + staged_row(k + half * (STEP / 2), voxel));
-        }
-      }
-    } else {
+      for (int half = 0; half < 4; ++half) {
+        const Neighbours some = *reinterpret_cast<const Neighbours*>(from + half * (STEP / 2) * COUNT);
 #pragma unroll
-      for (int u = 0; u < 2 * ROWS / EACH; ++u) {
-        const scalar_t* const from = stage + starts[u];
-#pragma unroll
-        for (int half = 0; half < 4; ++half) {
-          const Neighbours some = *reinterpret_cast<const Neighbours*>(from + half * (STEP / 2) * PITCH);
-#pragma unroll
-          for (int e = 0; e < EACH; ++e) word[half][u * EACH + e] = some.word[e];
-        }
+        for (int e = 0; e < EACH; ++e) word[half][u * EACH + e] = some.word[e];
       }
     }
   }
 
-  __device__ __forceinline__ void fragments(unsigned (&a)[2][ROWS][4], bool channel_rows) const {
+  __device__ __forceinline__ void fragments(unsigned (&a)[2][ROWS][4]) const {
 #pragma unroll
     for (int half = 0; half < 4; ++half) {
 #pragma unroll
       for (int q = 0; q < 2 * ROWS; ++q) {
-        unsigned bits = word[half][q];
+        unsigned& bits = a[half / 2][q / 2][half % 2 * 2 + q % 2];
         if constexpr (SIZE == 4) {
-          bits = nearest_tf32(__uint_as_float(bits));
-        } else if (!channel_rows) {
-          const unsigned one = word[half][q / 2], other = word[half][ROWS + q / 2];
-          bits = q % 2 == 0 ? (one & 0xffffu) | other << 16 : one >> 16 | (other & 0xffff0000u);
+          bits = nearest_tf32(__uint_as_float(word[half][q]));
+        } else {
+          bits = __byte_perm(word[half][q / 2], word[half][ROWS + q / 2], q % 2 == 0 ? 0x5410u : 0x7632u);
+          bits = computed_anew(bits);  // before the fence, else products wait for one another
         }
-        a[half / 2][q / 2][half % 2 * 2 + q % 2] = bits;
       }
     }
   }
@@ -312,15 +289,10 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   }
   __syncwarp();
 
-  Copier copier{input, copies_of(input, problem.input_size, in_channels), in_channels, lane};
+  Copier copier{input, made_of(input, problem.input_size, VECTOR), in_channels, lane};
   // A lane's pieces are whole pieces of a row of the output.
   const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
-  // Where channels lie together in the output and a tile has whole runs of them, a lane has all channels of its taps.
-  const bool along_channels =
-      output.stride[4] != 1 && output.stride[1] == 1 && taps == 8 && out_channels % VECTOR == 0 &&
-      tile_width % (8 * VECTOR) == 0 &&
-      aligned(output, output.stride[0] | output.stride[2] | output.stride[3] | output.stride[4], VECTOR);
 
   const auto place = [&](int tile, int voxel) {
     return place_of(problem, (tile * 4 + warp % 4) * COUNT + voxel, voxels, input, output, group * in_channels,
@@ -328,21 +300,20 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   };
   const int step = streams * WARPGROUPS;
   // Where the last tiles are too few for all warpgroups, each block has as many of them as the others.
-  int copied_tile = warp / 4 * streams + block / column_tiles / problem.groups, copied_chunk = 0, copied_slot = 0;
-  const auto copy_half = [&](int odd) {
+  int copied_tile = warp / 4 * streams + block / column_tiles / problem.groups, copied_chunk = 0;
+  const auto copy_half = [&](scalar_t* stage, int half) {
     if (copied_tile < block_tiles) {
-      if (odd == 0 && copied_chunk == 0) copier.begin(place(copied_tile, copier.voxel()).input);
-      copier.copy(ring + copied_slot * STAGE);
-      copied_slot = copied_slot + 1 == STAGES ? 0 : copied_slot + 1;
-      if (odd == 1 && ++copied_chunk == chunks) {
+      if (half == 0 && copied_chunk == 0) copier.begin(place(copied_tile, copier.voxel()).input);
+      copier.copy(stage, (copied_chunk * 2 + half) * STAGED);
+      if (half == 1 && ++copied_chunk == chunks) {
         copied_chunk = 0;
         copied_tile += step;
       }
     }
     cp_async_commit();
   };
-  int tile = copied_tile, slot = 0;
-  for (int s = 0; s + 1 < STAGES; ++s) copy_half(s % 2);
+  int tile = copied_tile;
+  for (int s = 0; s + 1 < STAGES; ++s) copy_half(ring + s * STAGE, s % 2);
   for (int pair = thread; pair < tile_width / 2; pair += 128 * WARPGROUPS) {
     const int column = first_column + pair * 2, co = column / taps, row = column % taps / 2;
     Pair entry{0, 0.0f, 0};
@@ -358,9 +329,9 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   float sums[ROWS][SUMS];
   unsigned fragments[2][2][ROWS][4];
   const unsigned weight_operand = wgmma_operand(weights, static_cast<unsigned>(tile_width) * 16);
-  const bool channel_rows = copier.copies == CHANNEL_VECTORS;
   const int first_k = lane % 4 * (4 / SIZE), first = lane / 4 * RUN;  // a lane's in a stage
   const int starts[2] = {staged(first_k, first), SIZE == 4 ? staged(first_k, 16 + first) : staged(first_k + 1, first)};
+  int halves = 0;     // where in the ring the two stages of a chunk are
   bool fresh = true;  // the weights have not been waited for
   for (; tile < block_tiles; tile += step) {
 #pragma unroll 1
@@ -370,11 +341,9 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
         cp_async_wait<STAGES - 2>();
         __syncwarp();  // all lanes' copies have landed, and all have read the stage before
         Words words;
-        words.load(ring + slot * STAGE, lane, starts, channel_rows);
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-        copy_half(1 - odd);
+        words.load(ring + halves + odd * STAGE, starts);
         if (odd == 0 && fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk) * 8, 0);
-        words.fragments(fragments[odd], channel_rows);
+        words.fragments(fragments[odd]);
         wgmma_fence();
         const unsigned b = weight_operand + static_cast<unsigned>(chunk * chunk_bytes + odd * (chunk_bytes / 2)) / 16;
 #pragma unroll
@@ -386,8 +355,11 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
           }
         }
         wgmma_commit();
+        // While they run, and to where the inputs of the products before were.
+        copy_half(ring + (odd == 1 ? halves : halves == 0 ? (STAGES - 1) * STAGE : halves - STAGE), 1 - odd);
         wgmma_wait<1>();  // the other fragments have been read
       }
+      halves = halves == (STAGES - 2) * STAGE ? 0 : halves + 2 * STAGE;
     }
     fresh = false;
     wgmma_wait<0>();
@@ -399,48 +371,37 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       const index_t target = __shfl_sync(0xffffffffu, own, q / RUN * 8 * RUN + lane / 4 * RUN + q % RUN);
       to[q] = target < 0 ? nullptr : output.data + target;
     }
-    if (along_channels) {
+    const auto store = [&](auto whole, auto biased) {
 #pragma unroll
-      for (int j = 0; j + VECTOR <= SUMS / 4 && j + VECTOR <= tile_width / 8; j += VECTOR) {
-        const Pair first = pairs[j * 4 + lane % 4];
+      for (int j = 0; j < SUMS / 4 && j < tile_width / 8; ++j) {
+        const Pair pair = pairs[j * 4 + lane % 4];
 #pragma unroll
-        for (int q = 0; q < 2 * ROWS; ++q) {
-          if (to[q] == nullptr || first.live == 0) continue;
-#pragma unroll
-          for (int tap = 0; tap < 2; ++tap) {
-            Run<VECTOR> run;
-#pragma unroll
-            for (int e = 0; e < VECTOR; ++e) {
-              run.element[e] = to_scalar(sums[q / 2][(j + e) * 4 + q % 2 * 2 + tap] + pairs[(j + e) * 4 + lane % 4].bias);
-            }
-            *reinterpret_cast<Run<VECTOR>*>(advanced(to[q] + tap * output.stride[4], first.output)) = run;
-          }
-        }
-      }
-      continue;
-    }
-#pragma unroll
-    for (int j = 0; j < SUMS / 4 && j < tile_width / 8; ++j) {
-      const Pair pair = pairs[j * 4 + lane % 4];
-#pragma unroll
-      for (int u = 0; u < RUNS; ++u) {
-        Run<2 * RUN> run;
-#pragma unroll
-        for (int e = 0; e < 2 * RUN; ++e) {
-          const int q = u * RUN + e / 2;
-          run.element[e] = to_scalar(sums[q / 2][j * 4 + q % 2 * 2 + e % 2] + pair.bias);
-        }
-        if (runs) {
-          if (to[u * RUN] != nullptr && pair.live != 0)
-            *reinterpret_cast<Run<2 * RUN>*>(advanced(to[u * RUN], pair.output)) = run;
-        } else {
+        for (int u = 0; u < RUNS; ++u) {
+          Run<2 * RUN> run;
 #pragma unroll
           for (int e = 0; e < 2 * RUN; ++e) {
-            scalar_t* const y = to[u * RUN + e / 2];
-            if (y != nullptr && pair.live != 0) advanced(y, pair.output)[e % 2 * output.stride[4]] = run.element[e];
+            const float sum = sums[(u * RUN + e / 2) / 2][j * 4 + (u * RUN + e / 2) % 2 * 2 + e % 2];
+            run.element[e] = to_scalar(decltype(biased)::value ? sum + pair.bias : sum);
+          }
+          if constexpr (decltype(whole)::value) {
+            scalar_t* const y = advanced(to[u * RUN], pair.output);
+            if (to[u * RUN] != nullptr && pair.live != 0) *reinterpret_cast<Run<2 * RUN>*>(y) = run;
+          } else {
+#pragma unroll
+            for (int e = 0; e < 2 * RUN; ++e) {
+              scalar_t* const y = to[u * RUN + e / 2];
+              if (y != nullptr && pair.live != 0) advanced(y, pair.output)[e % 2 * output.stride[4]] = run.element[e];
+            }
           }
         }
       }
+    };
+    if (!runs) {
+      store(Flag<false>{}, Flag<true>{});
+    } else if (bias != nullptr) {
+      store(Flag<true>{}, Flag<true>{});
+    } else {
+      store(Flag<true>{}, Flag<false>{});
     }
   }
 }

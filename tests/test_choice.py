@@ -115,7 +115,7 @@ def test_channels_last_has_an_order_of_its_own() -> None:
     found = choose(on("sm_90a"), "fprop", odd, "bf16", "channels_last")
     assert found.kernel is registry.kernel("fprop_patch_stationary")
     assert "fprop_patch_channels_last: loads and stores one element at a time unless channels come in 8" in found.passed_over[-2]
-    assert "fprop_patch_wgmma: stores small pieces" in found.passed_over[-1]
+    assert "fprop_patch_wgmma: loads and stores one element at a time where channels lie" in found.passed_over[-1]
 
 
 def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> None:

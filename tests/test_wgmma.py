@@ -185,6 +185,13 @@ PATCH_MISTAKES = {
     "sums stored before they are there": ("    fresh = false;\n    wgmma_wait<0>();\n", "    fresh = false;\n"),
     "sums of the tile before": ("chunk + odd + s > 0", "true"),
     "rows and columns of a fragment": ("half % 2 * 2 + q % 2", "q % 2 * 2 + half % 2"),
+    "copied to where inputs wait": ("odd == 1 ? halves : halves == 0", "odd == 1 ? halves + STAGE : halves == 0"),
+    "the first chunk's channels again": ("(copied_chunk * 2 + half) * STAGED", "half * STAGED"),
+    "channels in other places than they are read from": ("stage + staged(k, lane % COUNT)", "stage + k * COUNT + lane % COUNT"),
+    "no bias where runs are whole": (
+        "(bias != nullptr) {\n      store(Flag<true>{}, Flag<true>{});",
+        "(bias != nullptr) {\n      store(Flag<true>{}, Flag<false>{});",
+    ),
 }
 
 
