@@ -117,7 +117,7 @@ def _add_measured(parser: argparse.ArgumentParser) -> None:
     """Add what is measured: comma-separated lists, every combination of them."""
     tuning = parser.prog.endswith("tune")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--suite", type=_names, default=["named"], metavar="NAME,...", help="default: named, which has all")
+    what.add_argument("--suite", type=_names, default=["named"], metavar="NAME,...", help="default: named, which has all but few_channels")
     what.add_argument("--problem", type=_names, metavar="NAME,...", help="one of the suites, or such as n1_c1to2_i3_k3_s2")
     parser.add_argument("--pass", type=_names, dest="passes", default=["fprop"], metavar="PASS,...", help="default: fprop")
     parser.add_argument("--precision", type=_names, default=["fp32"], metavar="NAME,...", help=f"of {', '.join(DTYPES)}; ieee is fp32")
@@ -364,7 +364,7 @@ def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | li
     """
     from .lab.check import resolve
     from .lab.measure import LAYOUTS
-    from .lab.suites import SUITES, suite
+    from .lab.suites import named_problem, suite
 
     options.precision = list(dict.fromkeys("fp32" if name == "ieee" else name for name in options.precision))
     for option, given, known in (
@@ -377,7 +377,7 @@ def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | li
         if unknown := [name for name in given if name not in known]:
             raise ProblemError(f"--{option} {unknown[0]}: must be of {', '.join(known)}")
     if options.problem:
-        problems = {name: SUITES["named"].get(name) or Problem.parse(name) for name in options.problem}
+        problems = {name: named_problem(name) for name in options.problem}
     else:
         problems = {key: problem for name in options.suite for key, problem in suite(name).items()}
     if options.kernels in (["all"], ["auto"]):

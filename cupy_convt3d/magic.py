@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from .kernel import Kernel
 from .lab.check import check, default_backend
 from .lab.measure import Bench, Ceilings, Row, measure_ceilings
 from .lab.rivals import RIVALS
-from .lab.suites import HOST_FLOP_LIMIT, scaled_down, suite
+from .lab.suites import HOST_FLOP_LIMIT, named_problem, scaled_down, suite
 from .lab.worker import Worker
 from .problem import Problem
 from .source import Instance
@@ -243,11 +243,10 @@ def _time_cell(row: Row, own: Row) -> str:
 
 def _case(name: str, backend: str) -> Problem:
     """Return the problem of a suite's name or of a problem's own; on the host scaled down to what one core does in an instant."""
-    named: Mapping[str, Problem] = suite("named")
     try:
-        problem = named[name] if name in named else Problem.parse(name)
+        problem = named_problem(name)
     except ProblemError as error:
-        raise UsageError(f"--case {name}: none of {', '.join(named)}, nor a problem ({error})") from None
+        raise UsageError(f"--case {name}: none of {', '.join(suite('named'))}, nor a problem ({error})") from None
     return scaled_down(problem, HOST_FLOP_LIMIT) if backend == "host" else problem
 
 

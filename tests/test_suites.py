@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cupy_convt3d.errors import ProblemError
-from cupy_convt3d.lab.suites import SUITES, scaled_down, suite
+from cupy_convt3d.lab.suites import SUITES, named_problem, scaled_down, suite
 from cupy_convt3d.problem import Problem
 
 # The GFLOP column of the cuDNN measurements on an H100, to its printed digits.
@@ -44,11 +44,25 @@ def test_the_medical_networks_come_with_batch_1_and_2() -> None:
     assert str(problems["depthwise"]) == "n4_c128to128_i32_k4_s2_p1_g128"
 
 
-def test_named_is_all_suites() -> None:
-    everything = {name: problem for part in SUITES for name, problem in suite(part).items()}
+def test_named_is_all_suites_but_few_channels() -> None:
+    everything = {name: problem for part in SUITES if part != "few_channels" for name, problem in suite(part).items()}
     assert suite("named") == everything and len(everything) == 35
     suite("named").clear()
     assert SUITES["named"], "suite() hands out its own copy"
+
+
+def test_few_channels_have_one_to_seven_in_or_out() -> None:
+    few = suite("few_channels")
+    assert not few.keys() & suite("named").keys()
+    assert all(1 <= min(p.in_channels, p.out_channels) <= 7 and p.groups == 1 for p in few.values())
+    assert {p.in_channels for p in few.values()} >= {1, 3, 4, 5, 7} and {p.out_channels for p in few.values()} >= {1, 2, 3, 4, 5, 7}
+
+
+def test_a_problem_by_its_name_or_spelled_out() -> None:
+    assert named_problem("few_5to7_k3") is SUITES["few_channels"]["few_5to7_k3"]
+    assert named_problem("n1_c1to2_i3_k3_s2") == Problem.parse("n1_c1to2_i3_k3_s2")
+    with pytest.raises(ProblemError):
+        named_problem("few_5to8")
 
 
 def test_unknown_suite_is_named() -> None:

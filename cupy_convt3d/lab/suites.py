@@ -72,6 +72,22 @@ _PSMNET = {
     "psmnet_64to32": Problem(1, 64, 32, (24, 32, 64), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
 }
 
+# One to seven channels in, out or both: what a generator, an autoencoder and a segmentation network end with, and what may come first.
+_FEW_CHANNELS = {
+    "few_64to3_k4s2": Problem(16, 64, 3, (32, 32, 32), (4, 4, 4), (2, 2, 2), (1, 1, 1)),
+    "few_128to1_k4s2": Problem(4, 128, 1, (32, 32, 32), (4, 4, 4), (2, 2, 2), (1, 1, 1)),
+    "few_128to3_k3": Problem(1, 128, 3, (16, 64, 64), (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+    "few_32to1_k3s2": Problem(2, 32, 1, (48, 48, 48), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
+    "few_32to4_k2s2": Problem(2, 32, 4, (64, 64, 64), (2, 2, 2), (2, 2, 2)),
+    "few_16to2_k2s2": Problem(2, 16, 2, (64, 64, 64), (2, 2, 2), (2, 2, 2)),
+    "few_1to32_k3": Problem(2, 1, 32, (64, 64, 64), (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+    "few_3to64_k4s2": Problem(8, 3, 64, (32, 32, 32), (4, 4, 4), (2, 2, 2), (1, 1, 1)),
+    "few_4to32_k2s2": Problem(2, 4, 32, (64, 64, 64), (2, 2, 2), (2, 2, 2)),
+    "few_5to7_k3": Problem(4, 5, 7, (64, 64, 64), (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+    "few_7to5_k3s2": Problem(4, 7, 5, (48, 48, 48), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
+    "few_3to3_k5": Problem(4, 3, 3, (64, 64, 64), (5, 5, 5), (1, 1, 1), (2, 2, 2)),
+}
+
 SUITES: dict[str, dict[str, Problem]] = {
     "kernelbench": _KERNELBENCH,
     "layers": _LAYERS,
@@ -79,12 +95,13 @@ SUITES: dict[str, dict[str, Problem]] = {
     "nnunet": _NNUNET,
     "swinunetr": _SWINUNETR,
     "psmnet": _PSMNET,
+    "few_channels": _FEW_CHANNELS,
     "named": {**_KERNELBENCH, **_LAYERS, **_DEPTHWISE, **_NNUNET, **_SWINUNETR, **_PSMNET},
 }
 
 
 def suite(name: str) -> dict[str, Problem]:
-    """Return the problems of a suite by their names; "named" has all, "core" the eleven that summaries are given for.
+    """Return the problems of a suite by their names; "core" has the eleven that summaries are given for, "named" all but "few_channels".
 
     Raises:
         ProblemError: there is no such suite.
@@ -92,6 +109,15 @@ def suite(name: str) -> dict[str, Problem]:
     if name not in SUITES:
         raise ProblemError(f"suite={name!r}: must be one of {', '.join(SUITES)}")
     return dict(SUITES[name])
+
+
+def named_problem(name: str) -> Problem:
+    """Return a suite's problem by its name, or the one that a short name such as "n1_c1to2_i3_k3_s2" spells.
+
+    Raises:
+        ProblemError: it is neither.
+    """
+    return next((problems[name] for problems in SUITES.values() if name in problems), None) or Problem.parse(name)
 
 
 def scaled_down(problem: Problem, flop_limit: int) -> Problem:
