@@ -246,7 +246,7 @@ def _case(name: str, backend: str) -> Problem:
     try:
         problem = named_problem(name)
     except ProblemError as error:
-        raise UsageError(f"--case {name}: none of {', '.join(suite('named'))}, nor a problem ({error})") from None
+        raise UsageError(f"--case {name}: none of {', '.join(suite('named') | suite('few_channels'))}, nor a problem ({error})") from None
     return scaled_down(problem, HOST_FLOP_LIMIT) if backend == "host" else problem
 
 

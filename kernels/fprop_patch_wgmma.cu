@@ -60,7 +60,7 @@ shared_bytes = "shared_bytes"
 //
 // Weights are packed as wgmma reads them, 16 bytes of channels for each column, and copied in bulk. After that a warp needs no other one:
 // it copies 64 bytes of the channels of its 16 or 32 voxels at a time (cp.async), a few such stages ahead, reads them as fragments into
-// registers, rounds them, and its warpgroup multiplies them by the weights. While one warpgroup stores its sums another multiplies.
+// registers, rounds them, and its warpgroup multiplies them by the weights. One warpgroup's stores and another's products overlap in part.
 //
 // Which voxel a row of a product is can be chosen. A lane's rows are 2 (tf32) or 4 (16 bits) neighbouring voxels, and its columns the two
 // taps of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128.
