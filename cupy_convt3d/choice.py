@@ -28,7 +28,7 @@ FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each w
 
 # The heuristic: kernels in the order in which they are tried on each architecture. The first that can do the problem is taken, in
 # the loosest of its instances that the precision allows. All are deterministic, and the last of each list takes every problem.
-_GROUPS = ("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped")
+_GROUPS = ("fprop_depthwise", "fprop_few_outputs", "fprop_grouped_mma", "fprop_grouped")
 _FEW = ("fprop_patch_split_k",)
 _PATCHES = ("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch_channels_last_simt", "fprop_patch")
 _CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
@@ -48,7 +48,8 @@ FEW_VOXELS = 256
 # From so many channels on (in channels_last half as many in 16 bits) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by
 # fprop_rolling_wgmma: on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too; in TF32 with 128 and 256 on an H100).
 WIDE_CHANNELS = 64
-# With so many, fprop_stationary_wgmma is the quickest where it has room for the weights: on an H200 with 32 and 64.
+# With so many, fprop_stationary_wgmma is the quickest where it has room for the weights: on an H200 with 32 and 64, and with fewer out or
+# in where no more than twice the least go in.
 NARROW_CHANNELS = (16, 64)
 # From so many FLOP on fprop_flattened_simt is quicker than fprop_implicit_gemm_simt: on an H100 with 2.6e10 and more, not with 5.5e9 and
 # less. Its segments are images or parts of the depth, four of them.
@@ -230,7 +231,7 @@ def _choose(
     known = registry.kernels(question.pass_name)
     tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=known)
     if tuned is not None and not tuned.exact:  # what is quick for a problem near it may not be for this one
-        fit = {name: kernel for name, kernel in known.items() if _put_off(name, problem, question) is None}
+        fit = {name: kernel for name, kernel in known.items() if _put_off(name, problem, question, arch) is None}
         tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=fit)
     if tuned is not None:
         return Automatic(tuned.kernel, tuned.instance, tuned, False, ())
@@ -240,17 +241,29 @@ def _choose(
     for name in _LAUNCH_BOUND[question.pass_name] if small else order.get(arch or "host", order["sm_80"]):
         if name in known and known[name].deterministic:
             instance, reason = _instance_for(known[name], problem, question.precision, arch, limits)
-            put_off = _put_off(name, problem, question)
+            put_off = _put_off(name, problem, question, arch)
             if instance is not None and put_off is None:
                 return Automatic(known[name], instance, None, small, tuple(passed_over))
             passed_over.append(reason if instance is None else f"{name}: {put_off}")
     return Automatic(None, "", None, small, tuple(passed_over))
 
 
-def _put_off(name: str, problem: Problem, question: Question) -> str | None:
+def _put_off(name: str, problem: Problem, question: Question, arch: str | None) -> str | None:
     """Return why a kernel that can do a problem is not taken for it unless it was measured to be the quickest."""
     voxels = problem.batch * math.prod(problem.input_size)
     few = FEW_VOXELS // 2 if question.layout == "channels_last" else FEW_VOXELS
+    if name == "fprop_few_outputs" and question.precision != "fp32":
+        if problem.kernel_size == problem.stride:
+            return "multiplies in fp32, so where kernel = stride tensor cores come first"
+        if question.precision == "tf32" and arch == "sm_90a" and problem.out_channels > problem.groups:
+            return "multiplies in fp32, so Hopper's tensor cores come first where a group has more than one output channel"
+    if name == "fprop_grouped" and problem.groups == 1:
+        if question.precision != "fp32":
+            return "multiplies in fp32, so tensor cores come first where there is one group"
+        if problem.kernel_size == problem.stride and question.layout == "channels_last":
+            return "reads inputs again for every 8 output channels, so others come first where kernel = stride and channels lie together"
+    if name == "fprop_grouped_mma" and problem.groups == 1 and (problem.kernel_size == problem.stride or arch == "sm_90a"):
+        return "stages no inputs, so where there is one group others come first on Hopper, and where kernel = stride"
     if name == "fprop_patch_split_k" and voxels >= few:
         return f"reads its inputs once for every few columns, so others come first from {few} voxels on"
     if name == "fprop_patch_channels_last":
@@ -268,7 +281,7 @@ def _put_off(name: str, problem: Problem, question: Question) -> str | None:
         least, most = NARROW_CHANNELS
         both = (problem.in_channels, problem.out_channels)
         strided = problem.stride == (2, 2, 2) and problem.dilation == (1, 1, 1)
-        if not strided or problem.groups > 1 or min(both) < least or max(both) > most:
+        if not strided or problem.groups > 1 or (min(both) < least and problem.in_channels > 2 * least) or max(both) > most:
             return f"is the quicker where the stride is 2 and {least} to {most} channels are in one group, so others come first"
         return None
     if name == "fprop_implicit_gemm_wgmma":

@@ -24,7 +24,7 @@ channel_bytes = "weight_pitch * max(itemsize, 4)"
 block_channels = "max(1, min(BLOCK_CHANNELS, out_channels, 98 * 1024 // channel_bytes))"
 channel_blocks = "ceil_div(out_channels, block_channels)"
 [restrictions]
-"groups > 1 and in_channels_per_group == 1 and out_channels_per_group <= 4" = "it is for depthwise layers: one input channel a group, a multiplier of at most 4"
+"in_channels_per_group == 1 and out_channels_per_group <= 4" = "it is for depthwise layers: one input channel a group, a multiplier of at most 4"
 "stride_h <= 4 and stride_w <= 4" = "a thread owns all residues of h and w: strides of at most 4 along them"
 "(kernel_h - 1) * dilation_h // stride_h <= 48" = "the inputs of a column along h are in registers: a kernel that reaches over at most 49 of them"
 "channel_bytes <= 98 * 1024" = "the weights of a channel must fit the 99 KiB of shared memory that every GPU has"
@@ -52,6 +52,7 @@ shared_bytes = "block_channels * channel_bytes"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
+#include "convt3d/taps.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -119,24 +120,6 @@ struct alignas(LENGTH * sizeof(scalar_t)) Vector {
   scalar_t element[LENGTH];
 };
 
-// The numbers of a problem that the GPU's binary knows, for the axes h and w.
-struct Taps {
-  int kernel, stride, dilation, padding, run;
-
-  // o + padding - first() * stride = q*stride + r + lead(), for the q of the outputs counted from 0.
-  __device__ int lead() const { return padding % stride; }
-  __device__ int first() const { return padding / stride; }
-  // Inputs from nearest() to reach() below q have taps.
-  __device__ int nearest() const { return lead() > 0 ? -1 : 0; }
-  __device__ int reach() const { return ((kernel - 1) * dilation - lead() + stride) / stride - 1; }
-  __device__ int inputs() const { return run + reach() - nearest(); }  // that a run reads
-  // The tap that leads from an input `offset` below q to residue r, or -1.
-  __device__ int tap(int offset, int r) const {
-    const int scaled = offset * stride + r + lead();
-    return scaled >= 0 && scaled % dilation == 0 && scaled / dilation < kernel ? scaled / dilation : -1;
-  }
-};
-
 // What all threads of a block have in common. In shared memory, because registers are for inputs and sums.
 struct Block {
   AxisClass d;
@@ -153,14 +136,6 @@ struct Place {
   const scalar_t* input;
   scalar_t* output;
 };
-
-// Whether rows begin on a vector of `length` neighbours that may be accessed at once.
-template <class T>
-__device__ bool made_of_vectors(const View<T>& view, int length) {
-  bool made = view.stride[4] == 1 && reinterpret_cast<index_t>(view.data) % (length * sizeof(T)) == 0;
-  for (int a = 0; a < 4; ++a) made = made && view.stride[a] % length == 0;
-  return made;
-}
 
 // As words where elements have 16 bits: these the compiler would take apart one by one.
 template <int LENGTH>

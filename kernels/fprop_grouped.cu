@@ -25,7 +25,7 @@ weight_bytes = "taps_d * taps_h * in_channels_per_group * kernel_w * 8 * 4"
 stage_bytes = "BLOCK_WARPS * 8 * 33 * 4 * itemsize"
 place_bytes = "BLOCK_WARPS * 32 * 32"
 [restrictions]
-"groups > 1 and in_channels_per_group <= 16 and out_channels_per_group <= 16" = "it is for groups of at most 16 channels: an input is read again for every 8 output channels"
+"in_channels_per_group <= 16 and out_channels_per_group <= 16 or in_channels_per_group <= 4" = "it is for groups of at most 16 channels, or 4 input channels: an input is read again for every 8 output channels"
 "stride_w <= 4" = "a thread owns all residues of w: a stride of at most 4 along w"
 "weight_bytes + stage_bytes + place_bytes <= 98 * 1024" = "the weights of a class of residues must fit the 99 KiB of shared memory that every GPU has"
 "pieces <= 1000000000" = "it counts the outputs of a class in 32 bits"

@@ -159,6 +159,21 @@ DEPTHWISE_TAILS = {
     "no tap": ["n1_c2to2_i3_k1_s2_g2_bias", "n1_c2to2_i3_k1x2x1_s3x4x4_g2_bias", "n1_c2to2_i4_k3_s2_d2_g2_bias"],
     "lcm(stride, dilation)": [f"n1_c2to2_i5x4x9_k3_s{s}_p2_d{d}_g2" for s, d in ((2, 3), (3, 2), (4, 2), (4, 3))],
 }
+# Positions, runs and tiles of a block; parts of the channels, and four of them at once; weights of more channels than a block has room for.
+FEW_TAILS = {
+    "positions": [f"n1_c8to2_i1x1x{w}_k1x1x3_s1x1x{s}_p0x0x1" for w in (1, 3, 4, 5, 127, 128, 129, 255, 512, 513) for s in (1, 2)],
+    "runs": [f"n2_c4to3_i2x{h}x5_k3_s1x{s}x1_p1" for h in (1, 2, 3, 4, 5, 8, 9) for s in (1, 2, 3)],
+    "rows": [f"n2_c3to2_i{d}x5x33_k3_s2_p1_op1" for d in (3, 4, 5)],
+    "parts": [f"n1_c{c}to3_i2x3x8_k3_p1_bias" for c in (1, 3, 4, 7, 8, 12, 16, 20, 31, 32, 36, 63, 64, 100)],
+    "output channels": [f"n1_c16to{c}_i2x3x8_k4_s2_p1_bias" for c in range(1, 8)],
+    "chunks of channels": ["n1_c150to7_i1x2x4_k3_p1", "n1_c96to5_i2x3x4_k5x3x3_p1", "n1_c203to7_i1x2x4_k3_p1"],
+    "taps along w": [f"n1_c8to2_i2x3x16_k3x3x{k}_s2x1x{s}_p1" for k in (2, 3, 5, 7, 8, 9) for s in (1, 2)],
+    "vectors": [f"n1_c2to1_i2x5x{w}_k{k}_s1x1x{s}_p1x1x{p}" for w in (6, 8, 9) for k, s in ((3, 1), (4, 2)) for p in (0, 1, 2)],
+    "tiles of a block": ["n1_c4to1_i40x50x64_k1x1x3_p0x0x1", "n1_c8to2_i30x40x33_k1x3x1"],
+    "no tap": ["n1_c2to2_i3_k1_s2_bias", "n1_c4to4_i3_k1x2x1_s3x2x2_bias", "n1_c4to1_i4_k3_s2_d2_bias"],
+    "lcm(stride, dilation)": [f"n1_c4to1_i5x4x9_k3_s{s}_p2_d{d}" for s, d in ((2, 3), (3, 2), (4, 2), (4, 3))],
+    "groups": ["n2_c16to8_i2x3x8_k3_p1_g4_bias", "n1_c6to12_i2x3x4_k4_s2_p1_g3"],
+}
 PATCH_TAILS = {
     "voxels": [f"n1_c3to8_i1x1x{w}_k2_s2" for w in (1, 3, 4, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)],
     "columns": [f"n2_c3to{c}_i1x2x3_k1x2x2_s1x2x2" for c in (1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65)],
@@ -174,6 +189,7 @@ TAILS = [
         ("fprop_grouped", GROUPED_TAILS),
         ("fprop_grouped_mma", GROUPED_TAILS | WINDOW_TAILS),
         ("fprop_depthwise", DEPTHWISE_TAILS),
+        ("fprop_few_outputs", FEW_TAILS),
         ("fprop_patch", PATCH_TAILS),
     )
     for what, problems_of in tails.items()
@@ -245,6 +261,39 @@ FLATTENED_MISTAKES = {
 def test_mistakes_in_what_is_flattened_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, problem) for problem in map(Problem.parse, FLATTENED) for seed in (0, 1)]
     assert_found(kernels()["fprop_flattened_simt"], *FLATTENED_MISTAKES[mistake], tried, CHANNEL_WARPS=1)
+
+
+# Enough positions that a block has several tiles, channels that come in fours and such that do not, more of them than a stage has room for.
+FEW = ["n1_c20to1_i33x40x64_k1x1x3_p0x0x1", "n1_c32to3_i3x5x8_k4_s2_p1_bias", "n2_c18to2_i3x4x12_k3_p1", "n1_c203to7_i1x2x4_k3_p1"]
+FEW_MISTAKES = {
+    "weights gathered before the last are read": ("        __syncthreads();  // the weights before have been read\n", ""),
+    "weights read before they are there": ("gather_weights(first, count);\n        __syncthreads();", "gather_weights(first, count);"),
+    "weights of the first channels for all": ("first_in + first + ci, co", "first_in + ci, co"),
+    "sums staged before the last are read": ("      __syncthreads();  // what was staged before has been read\n", ""),
+    "sums read before they are staged": ("sums[row * row_sums + s];\n      __syncthreads();", "sums[row * row_sums + s];"),
+    "a part left out": ("for (int p = 0; p < all_parts; ++p)", "for (int p = 1; p < all_parts; ++p)"),
+    "the next channel's inputs in place of this one's": ("x[i] = next[i]", "x[i] = next[(i + 1) % (rows * columns)]"),
+    "columns past the row": ("inside = live && static_cast<unsigned>(w + j) < static_cast<unsigned>(width);", "inside = live;"),
+    "vectors that begin anywhere": ("tw.run > 1 && problem.input_size[2] % tw.run == 0 && made_of_vectors(input, tw.run)", "tw.run > 1"),
+    "tiles of the block beside it": ("stream * block_tiles, last", "stream * (block_tiles - 1), last"),
+    "positions past the class": ("first.d < block.d.outputs ? ", "true ? "),
+}
+
+
+@pytest.mark.parametrize("mistake", FEW_MISTAKES)
+def test_mistakes_with_few_outputs_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
+    tried = [(seed, problem) for problem in map(Problem.parse, FEW) for seed in (0, 1, 5)]
+    assert_found(kernels()["fprop_few_outputs"], *FEW_MISTAKES[mistake], tried)
+
+
+@pytest.mark.parametrize("tunables", [{"MOST_PARTS": 16}, {"MOST_PARTS": 1, "RUN_H": 4}, {"RUN_W": 2}, {"RUN_W": 1}], ids=str)
+def test_few_outputs_in_other_runs_and_parts(tunables: dict[str, int], device: Backend) -> None:
+    kernel = kernels()["fprop_few_outputs"].replace_tunables(**tunables)
+    for what in ("positions", "parts", "vectors", "no tap"):
+        for problem in FEW_TAILS[what]:
+            for seed in (0, 5):
+                outcome = verify(device, kernel, Problem.parse(problem), "fp32", "exact", seed)
+                assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
 
 
 def test_what_cannot_be_flattened_says_why() -> None:
