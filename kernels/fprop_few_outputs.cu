@@ -28,10 +28,16 @@ columns = "ceil_div(output_w, stride_w * run_w)"
 runs = "ceil_div(output_h, stride_h * run_h)"
 positions = "ceil_div(output_d, stride_d) * runs * columns"
 quads = "ceil_div(in_channels_per_group, 4)"
-parts = "min(MOST_PARTS, 16 if quads >= 16 else 8 if quads >= 8 else 4 if quads >= 4 else 2 if quads >= 2 else 1)"
+taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
+taps_h = "ceil_div(kernel_h, stride_h // gcd(stride_h, dilation_h))"
+taps_w = "ceil_div(kernel_w, stride_w // gcd(stride_w, dilation_w))"
+# One after the other rounding errors of many products add up: a part has less than 500 of an output's, as long as it has four channels.
+products = "in_channels_per_group * taps_d * taps_h * taps_w"
+least_parts = "1 if products < 500 else 2 if products < 1000 else 4 if products < 2000 else 8 if products < 4000 else 16"
+most_parts = "16 if quads >= 16 else 8 if quads >= 8 else 4 if quads >= 4 else 2 if quads >= 2 else 1"
+parts = "min(most_parts, max(CHANNEL_PARTS, least_parts))"
 block_positions = "THREADS // parts"
 tiles = "ceil_div(positions, block_positions)"
-taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
 quad_bytes = "16 * (taps_d * kernel_h * 4 * ceil_div(kernel_w * out_channels_per_group, 4) + 1)"
 chunk_quads = "min(quads, parts * max(1, 48 * 1024 // (parts * quad_bytes)))"
 row_sums = "run_w * stride_w * out_channels_per_group"
@@ -54,7 +60,7 @@ streams = "ceil_div(tiles, block_tiles)"
 "shared_bytes <= 98 * 1024" = "the weights of 4 channels for each part must fit the 99 KiB of shared memory that every GPU has"
 "positions <= 2000000000" = "it counts the outputs of a class in 32 bits"
 [search]
-MOST_PARTS = [1, 2, 4, 8, 16]
+CHANNEL_PARTS = [1, 2, 4, 8]
 RUN_H = [2, 4]
 RUN_W = [2, 4]
 BLOCKS = [1, 2]
@@ -90,9 +96,9 @@ shared_bytes = "shared_bytes"
 #ifndef THREADS
 #define THREADS 128
 #endif
-// That share the input channels: as many as have four of them.
-#ifndef MOST_PARTS
-#define MOST_PARTS 4
+// Of a block's threads, that share the input channels.
+#ifndef CHANNEL_PARTS
+#define CHANNEL_PARTS 4
 #endif
 #ifndef SUMS
 #define SUMS 64
@@ -145,7 +151,7 @@ shared_bytes = "shared_bytes"
 #define OUT_CHANNELS 1
 #endif
 #ifndef LENGTH_H
-#define LENGTH_H 4
+#define LENGTH_H 2
 #endif
 #ifndef LENGTH_W
 #define LENGTH_W 4

@@ -28,6 +28,11 @@ LAYERS = {
     "depthwise": Problem(2, 64, 64, 16, 3, padding=1, groups=64),
     "grouped": Problem(2, 32, 32, 16, 3, padding=1, groups=4),
     "patch": Problem(2, 64, 32, 8, 2, 2),
+    "one out": Problem(2, 64, 1, 16, 4, 2, 1),
+    "few out": Problem(2, 64, 3, 16, 3, padding=1),
+    "few out of a patch": Problem(2, 32, 4, 32, 2, 2),
+    "few in": Problem(2, 3, 64, 16, 4, 2, 1),
+    "few": Problem(2, 16, 8, 16, 3, padding=1),
     "wide": WIDE,
     "large": Problem(4, 48, 48, 48, 3),
 }
@@ -75,6 +80,19 @@ def entry(kernel: str, arch: str = "sm_90a", problem: Problem = WIDE, **changes:
         ("patch", "fp32", "sm_80", ("fprop_patch", "fp32")),
         ("patch", "bf16", "sm_90a", ("fprop_patch_wgmma", "bf16")),
         ("patch", "tf32x3", "sm_90a", ("fprop_patch_stationary", "tf32x3")),
+        ("one out", "fp32", "sm_80", ("fprop_few_outputs", "fp32")),
+        ("one out", "tf32", "sm_90a", ("fprop_few_outputs", "fp32")),
+        ("few out", "tf32x3", "sm_90a", ("fprop_few_outputs", "fp32")),
+        ("few out", "tf32", "sm_90a", ("fprop_rolling_wgmma", "tf32")),
+        ("few out", "tf32", "sm_80", ("fprop_few_outputs", "fp32")),
+        ("few out", "bf16", "sm_80", ("fprop_implicit_gemm_mma", "bf16")),
+        ("few out of a patch", "fp32", "sm_90a", ("fprop_few_outputs", "fp32")),
+        ("few out of a patch", "tf32x3", "sm_90a", ("fprop_patch_stationary", "tf32x3")),
+        ("few in", "fp32", "sm_90a", ("fprop_grouped", "fp32")),
+        ("few in", "tf32", "sm_90a", ("fprop_stationary_wgmma", "tf32")),
+        ("few in", "bf16", "sm_80", ("fprop_implicit_gemm_mma", "bf16")),
+        ("few", "tf32", "sm_80", ("fprop_grouped_mma", "tf32")),
+        ("few", "tf32", "sm_90a", ("fprop_rolling_wgmma", "tf32")),
         ("wide", "tf32", "sm_90a", ("fprop_rolling_wgmma", "tf32")),
         ("wide", "tf32x3", "sm_90a", ("fprop_rolling_wgmma", "tf32x3")),
         ("wide", "fp16", "sm_80", ("fprop_implicit_gemm_mma", "fp16")),
@@ -162,7 +180,8 @@ def test_strided_layers_of_many_channels_have_an_order_of_their_own() -> None:
         (replace(strided, in_channels=32, out_channels=16), "tf32", "ncdhw", stationary),
         (replace(strided, in_channels=64), "bf16", "channels_last", stationary),
         (replace(strided, in_channels=64, kernel_size=(7, 7, 7)), "bf16", "ncdhw", class_by_class),
-        (replace(strided, in_channels=32, out_channels=8), "bf16", "ncdhw", rolling),
+        (replace(strided, in_channels=32, out_channels=8), "bf16", "ncdhw", stationary),
+        (replace(strided, in_channels=64, out_channels=8), "bf16", "ncdhw", rolling),
         (replace(strided, in_channels=64, groups=2), "bf16", "ncdhw", rolling),
     ):
         found = choose(on("sm_90a"), "fprop", problem, precision, layout)
@@ -183,7 +202,7 @@ def test_each_kernel_passed_over_says_why() -> None:
     steps = choose(on("sm_90a"), "fprop", WIDE, "fp32").steps
     assert steps[0] == "database: nothing for this problem or one near it"
     assert [step.split()[0].rstrip(":") for step in steps[1:]] == [
-        *("fprop_depthwise", "fprop_grouped_mma", "fprop_grouped"),
+        *("fprop_depthwise", "fprop_few_outputs", "fprop_grouped_mma", "fprop_grouped"),
         *("fprop_patch_split_k", "fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma"),
         *("fprop_patch_channels_last_simt", "fprop_patch"),
         *("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),

@@ -286,7 +286,7 @@ def test_mistakes_with_few_outputs_are_found(mistake: str, assert_found: Callabl
     assert_found(kernels()["fprop_few_outputs"], *FEW_MISTAKES[mistake], tried)
 
 
-@pytest.mark.parametrize("tunables", [{"MOST_PARTS": 16}, {"MOST_PARTS": 1, "RUN_H": 4}, {"RUN_W": 2}, {"RUN_W": 1}], ids=str)
+@pytest.mark.parametrize("tunables", [{"CHANNEL_PARTS": 16}, {"CHANNEL_PARTS": 1, "RUN_H": 4}, {"RUN_W": 2}, {"RUN_W": 1}], ids=str)
 def test_few_outputs_in_other_runs_and_parts(tunables: dict[str, int], device: Backend) -> None:
     kernel = kernels()["fprop_few_outputs"].replace_tunables(**tunables)
     for what in ("positions", "parts", "vectors", "no tap"):
