@@ -142,9 +142,13 @@ _MODES = {
     "n2_c3to2_i2x2x3_k2x1x4_s2x1x2_p1x0x0": (*range(APART + 4, APART + 10), APART + 30),
     "n2_c3to2_i2x2x3_k2x1x4_s2x1x2_p1x0x0_op0x0x1": (APART + 8,),
     "n2_c2to6_i2x1x3_k2x1x4_s2x1x2_p1x0x1_g2": (1,),
-    # few output channels: more weights than a block has room for; rows read by pairs; channels read by fours, and all but one thing of it
+    # few output channels: more weights than a block has room for, also beside its sums; inputs read by pairs; an odd number of sums in a
+    # row; several tiles of a block, whose classes of d have one tap more than the stride goes into the kernel; channels read by fours
     "n1_c150to7_i1x2x4_k3_p1": (0, 1),
-    "n2_c12to2_i2x3x6_k3x4x4_s2x4x4_p1": (0, 1, 19),
+    "n1_c90to1_i2x2x4_k9x3x3_p4x1x1": (0, 1),
+    "n2_c12to2_i2x3x6_k3x4x8_s2x4x4_p1": (0, 1, 19),
+    "n1_c4to5_i2x3x4_k3_s1x3x3_p1": (0, 1),
+    "n1_c16to1_i4x24x40_k3x1x4_s2x1x1": (0, 1),
     "n2_c36to3_i2x3x8_k3_p1_bias": (0, 1, 19, 20, 21, *range(APART + 2, APART + 18), APART + 30, APART + 35),
     "n2_c51to3_i1x17x24_k1x3x3_p0x1x1": (0,),  # planes larger than a tile, two volumes in one, a last chunk with an odd channel
     "n3_c9to2_i1x16x22_k1x2x3_s1x1x2_p0x0x1": (0, 1),  # all positions of a tile are read
