@@ -96,7 +96,7 @@ shared_bytes = "shared_bytes"
 #ifndef THREADS
 #define THREADS 128
 #endif
-// Of a block's threads, that share the input channels.
+// Parts of a block's threads that share the input channels: at least so many, where there are four channels for each.
 #ifndef CHANNEL_PARTS
 #define CHANNEL_PARTS 4
 #endif

@@ -29,8 +29,8 @@ __global__ void plain(const float* input, float* output) {
 
 
 def instances(kernel: Kernel) -> list[Instance]:
-    """One for each dtype; of a kernel specialized by problem those of four named problems, or of the first four that it can do, and
-    what `attributes` are asked of: its first dtype without a problem."""
+    """One for each dtype; of a kernel specialized by problem those of four named problems, or of the first four that it can do (of
+    few channels too, where it can do one named problem or none), and what `attributes` are asked of: its first dtype without a problem."""
     if not kernel.specialize:
         return [Instance(kernel, dtype) for dtype in kernel.dtypes]
     found = [Instance(kernel, kernel.dtypes[0])]
