@@ -24,27 +24,27 @@ endif
 CONVT3D := $(RUN) -m cupy_convt3d
 # Spread over the cores where pytest-xdist is installed, else run one after the other.
 XDIST = $$($(RUN) -c "import xdist" 2>/dev/null && echo "-n $(WORKERS) --dist worksteal")
-DEMO := $(if $(wildcard cupy_convt3d/lab/report.py),report --out report,check)
+DEMO := report --out report
 
-.PHONY: demo test test-rest test-all test-large search compute-sanitizer mutants fuzz lint format docs clean
+.PHONY: demo test test-rest test-all test-large search compute-sanitizer mutants plants fuzz lint format docs clean
 
 demo: $(READY)
 	$(CONVT3D) $(DEMO)
 
-# Every quick test; about 20 minutes on two cores.
+# Every quick test.
 test: $(READY)
 	$(RUN) -m pytest tests -m "not slow and not large" $(XDIST) $(PYTEST_ARGS)
 
-# What `make test` leaves out: random search, samples of mutants, sanitizers, all architectures, packaging, notebooks.
-test-rest: search
+# What `make test` leaves out: samples of mutants, sanitizers, all architectures, packaging, notebooks.
+test-rest: $(READY)
 	$(RUN) -m pytest --nbmake tests notebooks -m "slow or large" $(XDIST) $(PYTEST_ARGS)
 
 test-all: test test-rest
 
-# Problems that no earlier run has seen; `make search SEED=...` repeats one.
+# Every kernel's check on problems that no earlier run has seen; `make search SEED=...` repeats one.
 search: $(READY)
 	@echo "random search: make search SEED=$(SEED) SEARCH_EXAMPLES=$(SEARCH_EXAMPLES)"
-	$(CONVT3D) check --backend host --seed $(SEED) --examples $(SEARCH_EXAMPLES)
+	SEED=$(SEED) SEARCH_EXAMPLES=$(SEARCH_EXAMPLES) $(RUN) -m pytest tests/test_check.py -k shipped_kernels_pass $(XDIST) $(PYTEST_ARGS)
 
 # On a GPU: each kernel's edge problems under each of compute-sanitizer's tools, so many at once as there are WORKERS (auto: cores);
 # most of the time goes into compiling. A pair that passes is one line, any other all that was said. Reversed: the longest come early.
@@ -60,9 +60,13 @@ compute-sanitizer: $(READY)
 test-large: $(READY)
 	$(RUN) -m pytest tests -m large $(PYTEST_ARGS)
 
-# Every mutant of every kernel; writes docs/mutation.md. `make test` judges a sample.
+# Every mutant of every kernel and its headers; `make docs` shows the scores. `make test-all` judges a sample.
 mutants: $(READY)
-	$(CONVT3D) mutants --explained docs/mutation.toml --page docs/mutation.md
+	$(CONVT3D) mutants --explained docs/mutation.toml --scores docs/mutation_scores.json
+
+# Every mistake in tests/plants by the whole check; `make docs` shows what it catches. `make test-all` judges a few.
+plants: $(READY)
+	$(CONVT3D) mutants --plants tests/plants --scores docs/plant_scores.json
 
 # Fuzz through the night: make fuzz MINUTES=480
 MINUTES ?= 60

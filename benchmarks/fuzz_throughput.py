@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cupy_convt3d import registry
 from cupy_convt3d.lab.fuzz import fuzz
-from cupy_convt3d.lab.fuzz_command import summary
+from cupy_convt3d.lab.fuzz.command import summary
 
 NAIVE = ("fprop_scatter", "fprop_gather", "fprop_residue", "fprop_tiled", "dgrad_gather", "wgrad_reduce")
 

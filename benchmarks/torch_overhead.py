@@ -1,32 +1,31 @@
 """Measures what a call costs besides the kernel, and the memory it takes, against torch's own functional and module, on a GPU.
 
-    python benchmarks/torch_overhead.py [RESULT.json]
+    python benchmarks/torch_overhead.py [RESULT.json [overhead_us,small_problems_us,peak_bytes]]
 
-Overhead: host time of one call on a tiny problem under no_grad, over many calls queued without a wait. Small problems: the time of a
-call until the GPU is done, with what `algorithm="auto"` takes and with torch's own operator; where "auto" is not the slower, the limits
-of what is launch-bound (`choice.is_launch_bound`) are right. Memory: the peak of a forward and backward pass above what is allocated
-before it. All as medians, written with the machine, the versions and the commit.
+Overhead: host time of one call on a tiny problem, over many calls queued without a wait. Small problems: the time of a call until the
+GPU is done, with what `algorithm="auto"` takes and with torch's own operator. Memory: the peak of a forward and backward pass above what
+is allocated before it. All as medians, written with the machine, the versions and the commit.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import cupy_convt3d as ct
-from cupy_convt3d import torch_library
 from cupy_convt3d.backends.cuda import CudaBackend
 from cupy_convt3d.choice import is_launch_bound
-from cupy_convt3d.lab.measure import Bench
-from cupy_convt3d.lab.provenance import provenance
-from cupy_convt3d.lab.rivals import torch_call
+from cupy_convt3d.lab.bench.measure import Bench
+from cupy_convt3d.lab.bench.provenance import provenance, write_json
+from cupy_convt3d.lab.bench.rivals import torch_call
 from cupy_convt3d.lab.suites import suite
 from cupy_convt3d.problem import Problem
 
@@ -38,10 +37,10 @@ SMALL = (
 F = torch.nn.functional
 
 
-def overhead_us(call: Callable[[], object], wait: bool = False) -> dict[str, float]:
+def overhead_us(call: Callable[[], object], wait: bool = False, recorded: bool = False) -> dict[str, float]:
     """Return the median, least and largest mean host time of `CALLS` calls in microseconds; `wait`: until the GPU is done with them."""
     times = []
-    with torch.no_grad():
+    with torch.set_grad_enabled(recorded):
         for _ in range(CALLS):
             call()
         for _ in range(REPEATS):
@@ -105,28 +104,41 @@ def small_problems() -> dict[str, dict[str, object]]:
 
 
 def overheads() -> dict[str, dict[str, float]]:
-    x, w = torch.randn(1, 4, 4, 4, 4, device="cuda"), torch.randn(4, 4, 3, 3, 3, device="cuda")
-    b = torch.randn(4, device="cuda")
+    """Time every way to call a tiny layer: forward without a gradient, and forward and backward, in fp32 and under bf16 autocast."""
+    shape = (1, 4, 4, 4, 4)
     theirs = torch.nn.ConvTranspose3d(4, 4, 3, device="cuda")
-    modules = {name: ct.nn.ConvTranspose3d(4, 4, 3, device="cuda", backend=name) for name in ("cuda", None)}
-    operator = torch.ops.cupy_convt3d.conv_transpose3d.default
-    problem = Problem(1, 4, 4, 4, 3, bias=True)
+    layers = {"torch": theirs}
+    for name, backend in (("auto", None), ("our kernels", "cuda")):
+        layers[name] = ct.nn.ConvTranspose3d(4, 4, 3, device="cuda", backend=backend)
+    found: dict[str, dict[str, float]] = {}
+    for cast in (False, True):
+        context = partial(torch.autocast, "cuda", torch.bfloat16) if cast else nullcontext
+        dtype = torch.bfloat16 if cast else torch.float32
+        gradient = torch.randn(1, 4, 6, 6, 6, device="cuda", dtype=dtype)
+        for name, layer in layers.items():
+            function = F.conv_transpose3d if name == "torch" else partial(ct.conv_transpose3d, backend=getattr(layer, "backend", None))
+            ways = {
+                "functional": lambda x, f=function, m=layer: f(x, m.weight, m.bias),
+                "module": layer,
+                "compiled": torch.compile(layer, fullgraph=True),
+            }
+            for way, call in ways.items():
+                x = torch.randn(shape, device="cuda")
+                leaf = x.clone().requires_grad_()
 
-    def deterministic() -> torch.Tensor:
-        return torch_library.run("fprop", problem, "ieee", x, w, b)
+                def forward(call: Any = call, x: torch.Tensor = x, context: Any = context) -> None:
+                    with torch.no_grad(), context():
+                        call(x)
 
-    one, zero = (1, 1, 1), (0, 0, 0)
-    return {
-        "torch functional": overhead_us(lambda: F.conv_transpose3d(x, w, b)),
-        "torch module": overhead_us(lambda: theirs(x)),
-        "ours functional, our kernel": overhead_us(lambda: ct.conv_transpose3d(x, w, b, backend="cuda")),
-        "ours module, our kernel": overhead_us(lambda: modules["cuda"](x)),
-        "ours functional, auto": overhead_us(lambda: ct.conv_transpose3d(x, w, b)),
-        "ours module, auto": overhead_us(lambda: modules[None](x)),
-        "torch, deterministic as we ask it": overhead_us(deterministic),
-        "ours functional, torch's operator": overhead_us(lambda: ct.conv_transpose3d(x, w, b, backend="torch")),
-        "ours operator through the dispatcher": overhead_us(lambda: operator(x, w, b, one, zero, zero, 1, one, "auto", None, "cuda")),
-    }
+                def step(call: Any = call, x: torch.Tensor = leaf, context: Any = context, g: torch.Tensor = gradient) -> None:
+                    with context():
+                        y = call(x)
+                    y.backward(g)
+
+                label = f"{name}, {way}{', autocast' if cast else ''}"
+                found[f"forward: {label}"] = overhead_us(forward)
+                found[f"forward and backward: {label}"] = overhead_us(step, recorded=True)
+    return found
 
 
 def peak_bytes(module: Any, x: torch.Tensor) -> int:
@@ -165,16 +177,14 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("torch_overhead: needs a CUDA GPU")
     torch.backends.cudnn.conv.fp32_precision = "ieee"
-    result = {
-        "provenance": provenance(Bench(CudaBackend())),
-        "overhead_us": overheads(),
-        "small_problems_us": small_problems(),
-        "peak_bytes": memory(),
-    }
     path = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "results" / "torch-overhead.json")
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    parts = {"overhead_us": overheads, "small_problems_us": small_problems, "peak_bytes": memory}
+    chosen = sys.argv[2].split(",") if len(sys.argv) > 2 else list(parts)
+    result: dict[str, Any] = {"provenance": provenance(Bench(CudaBackend()))} | {name: {} for name in parts}
+    result |= {name: parts[name]() for name in chosen}
+    write_json(path, result)
     for name, times in result["overhead_us"].items():
-        print(f"{name:40s} {times['median']:7.1f} us  ({times['low']:.1f} to {times['high']:.1f})")
+        print(f"{name:60s} {times['median']:7.1f} us  ({times['low']:.1f} to {times['high']:.1f})")
     for name, times in result["small_problems_us"].items():
         print(f"{name:40s} " + ", ".join(f"{who} {t if isinstance(t, bool) else format(t, '.1f')}" for who, t in times.items()))
     for name, peaks in result["peak_bytes"].items():

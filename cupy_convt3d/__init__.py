@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .errors import BackendError, CacheWarning, CompileError, KernelError, LaunchError, ProblemError, ProblemTypeError
-from .kernel import Kernel
-from .ops import conv_transpose3d, conv_transpose3d_grad_input, conv_transpose3d_grad_weight
-from .packs import forget_packed_weights
-from .problem import Problem
-from .registry import kernels
+if TYPE_CHECKING:
+    from . import nn, plots
+    from .errors import BackendError, CacheWarning, CompileError, KernelError, LaunchError, ProblemError, ProblemTypeError
+    from .kernel import Kernel
+    from .lab import suites
+    from .lab.check import check
+    from .ops import conv_transpose3d, conv_transpose3d_grad_input, conv_transpose3d_grad_weight
+    from .problem import Problem
+    from .registry import kernels
 
-try:
-    __version__ = metadata.version("cupy-convt3d")
-except metadata.PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0.0.0+source"
-
-# Name: (module, attribute; None is the module itself). They bring torch, hypothesis and more, so they load at first use.
+# Name: (module, attribute; None is the module itself). Everything loads at first use, so the import itself brings not even NumPy.
 _LAZY: dict[str, tuple[str, str | None]] = {
-    "check": ("cupy_convt3d.lab.check", "check"),
-    "nn": ("cupy_convt3d.nn", None),
-    "plots": ("cupy_convt3d.plots", None),
-    "suites": ("cupy_convt3d.lab.suites", None),
+    **{name: ("errors", name) for name in ("BackendError", "CacheWarning", "CompileError", "KernelError", "LaunchError")},
+    **{name: ("errors", name) for name in ("ProblemError", "ProblemTypeError")},
+    **{f"conv_transpose3d{which}": ("ops", f"conv_transpose3d{which}") for which in ("", "_grad_input", "_grad_weight")},
+    "Kernel": ("kernel", "Kernel"),
+    "Problem": ("problem", "Problem"),
+    "check": ("lab.check", "check"),
+    "kernels": ("registry", "kernels"),
+    "nn": ("nn", None),
+    "plots": ("plots", None),
+    "suites": ("lab.suites", None),
 }
 
 __all__ = [
@@ -41,7 +44,6 @@ __all__ = [
     "conv_transpose3d",
     "conv_transpose3d_grad_input",
     "conv_transpose3d_grad_weight",
-    "forget_packed_weights",
     "kernels",
     "nn",
     "plots",
@@ -50,13 +52,25 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _LAZY:
+        module_name, attribute = _LAZY[name]
+        module = importlib.import_module(f"{__name__}.{module_name}")
+        value = module if attribute is None else getattr(module, attribute)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module_name, attribute = _LAZY[name]
-    module = importlib.import_module(module_name)
-    value = module if attribute is None else getattr(module, attribute)
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    from importlib import metadata  # a third of an import, with all it brings
+
+    try:
+        return metadata.version("cupy-convt3d")
+    except metadata.PackageNotFoundError:  # a source tree that was never installed
+        return "0.0.0+source"
 
 
 def load_ipython_extension(shell: Any) -> None:

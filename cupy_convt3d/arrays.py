@@ -164,6 +164,7 @@ class TorchLibrary(Library):
     def read(self, argument: str, value: Any) -> Array:
         self._refuse(argument, value)
         _supported(argument, value.dtype, self._from_torch.get(value.dtype))
+        check_storage(argument, value)
         # NOTE: data_ptr and not DLPack: same stream and lifetime, 50 times cheaper, and it also takes a capturing stream.
         return self.describe(argument, value, value.data_ptr())
 
@@ -219,6 +220,16 @@ class TorchLibrary(Library):
         return stack
 
 
+def check_storage(argument: str, tensor: Any) -> None:
+    """Raise ProblemError for a torch tensor whose memory was given back (`untyped_storage().resize_(0)`), or that never had any."""
+    if tensor.numel() == 0:
+        return
+    last = tensor.storage_offset() + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor._is_zerotensor() or tensor.untyped_storage().nbytes() < (last + 1) * tensor.itemsize:
+        kind = "is a ZeroTensor, zeros without memory" if tensor._is_zerotensor() else "its storage was resized, and is smaller than it"
+        raise ProblemError(f"{argument}: {kind}; clone it, or give it memory first")
+
+
 class _Foreign(Library):
     """Mixed into NumPy's or CuPy's library: values come in through `__dlpack__`."""
 
@@ -242,6 +253,8 @@ class _Jax(_Foreign):
         if isinstance(value, jax.core.Tracer):
             raise ProblemError(f"{argument}: is traced by a JAX transform (jit, grad, vmap), there is no memory to read")
         if isinstance(value, jax.Array):
+            if value.is_deleted():
+                raise ProblemError(f"{argument}: is a deleted JAX array; it has no memory")
             if len(value.devices()) > 1:
                 raise ProblemError(f"{argument}: is spread over {len(value.devices())} devices; must be on one")
             value.block_until_ready()
@@ -349,6 +362,8 @@ def _adopt(argument: str, capsule: Any) -> Any:
     dtype = _supported(argument, what, _DL_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _row_major(shape)
+    if not tensor.data and 0 not in shape:
+        raise ProblemError(f"{argument}: its __dlpack__() gave no memory for shape {shape}")
     pointer = (tensor.data or 0) + tensor.byte_offset
     device = Device(_DL_DEVICES[tensor.device_type], tensor.device_id)
     return _over_memory(capsule, TensorRef(pointer, shape, strides), dtype, device, read_only)
@@ -438,7 +453,7 @@ def library_of(argument: str, value: Any) -> Library:
     if torch is not None and isinstance(value, torch.Tensor):
         return TorchLibrary()
     if jax is not None and isinstance(value, jax.Array):
-        on_gpu = not isinstance(value, jax.core.Tracer) and _dl_device(argument, value).kind == "cuda"
+        on_gpu = not isinstance(value, jax.core.Tracer) and not value.is_deleted() and _dl_device(argument, value).kind == "cuda"
         return _JaxCupy() if on_gpu else _JaxNumpy()
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and not isinstance(value, type):
         return _ForeignCupy() if _dl_device(argument, value).kind == "cuda" else _ForeignNumpy()
@@ -460,6 +475,16 @@ def read(argument: str, value: Any) -> Array:
         BackendError: it is on a GPU and CuPy is missing.
     """
     return library_of(argument, value).read(argument, value)
+
+
+def check_alike(arrays: dict[str, Array]) -> None:
+    """Raise ProblemError unless all arrays are on one device and of one dtype."""
+    first, *others = arrays.values()
+    for other in others:
+        for what in ("device", "dtype"):
+            ours, theirs = getattr(first, what), getattr(other, what)
+            if ours != theirs:
+                raise ProblemError(f"{other.argument}: {what} is {theirs}; must be {ours}, as {first.argument}'s")
 
 
 _PENDING: list[tuple[Any, Any]] = []

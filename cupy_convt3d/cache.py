@@ -1,66 +1,176 @@
-"""The cache of compiled kernels: one file an entry, complete or absent, in a directory only its user can write."""
+"""The cache of compiled kernels: one file an entry, complete or absent, in a directory only its user can write.
+
+What cannot be used does not stop anybody: a damaged entry is ignored, and where the directory cannot be made or written a private
+temporary one takes its place until the process ends; a `CacheWarning` says so. Only a directory that others could write to is refused.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
 
-from .errors import BackendError, CacheWarning
+from .errors import BackendError, CacheWarning, shown
+from .files import locked, read_bytes, write_whole
 
+VARIABLE = "CONVT3D_CACHE"
 _MAGIC = b"convt3d\n"
 _TRAILER_BYTES = 32 + len(_MAGIC)
+_TOLD: set[str] = set()  # directories that a warning has named
+_private: Path | None = None  # the temporary directory; what was forked meanwhile uses it too
 
 
 def cache_directory() -> Path:
-    """Return the cache directory, `CONVT3D_CACHE` or the user's own, made if need be.
+    """Return the cache directory, `CONVT3D_CACHE` or the user's own, made if need be; a temporary one where it cannot be.
 
     Raises:
         BackendError: it belongs to somebody else or others can write to it; compiled code is run from it.
     """
-    directory = Path(os.environ.get("CONVT3D_CACHE") or platformdirs.user_cache_path("convt3d"))
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.stat()
+    directory = _wanted()
+    if _private is not None and str(directory) in _TOLD:
+        return _temporary(directory, "")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except (OSError, ValueError) as error:  # a file in its place, a loop, no right to make it
+        return _temporary(directory, f"cannot be made: {error}")
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise BackendError(
             f"cache directory {str(directory)!r}: compiled code is run from it, so it must be yours and writable by you alone "
-            f"(owner {status.st_uid}, mode {stat.filemode(status.st_mode)}); fix it with chmod, or set CONVT3D_CACHE"
+            f"(owner {status.st_uid}, mode {stat.filemode(status.st_mode)}); fix it with chmod, or set {VARIABLE}"
         )
     return directory
 
 
-def load(name: str) -> bytes | None:
-    """Return the payload stored under `name`, None if there is none; a damaged entry is ignored with a `CacheWarning`."""
-    path = cache_directory() / name
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    payload, trailer = content[:-_TRAILER_BYTES], content[-_TRAILER_BYTES:]
-    if trailer != hashlib.sha256(payload).digest() + _MAGIC:
-        warnings.warn(f"cache entry {str(path)!r} is damaged and was ignored", CacheWarning, stacklevel=2)
-        return None
-    return payload
+def load(name: str, begins: bytes = b"") -> bytes | None:
+    """Return the payload stored under `name`, None if there is none; a damaged entry is ignored with a `CacheWarning`.
+
+    Args:
+        begins: what the payload must begin with, such as the first bytes of an ELF file.
+    """
+    found = _find(name, begins)
+    return None if found is None else found[1]
+
+
+def find(name: str) -> Path | None:
+    """Return the path of the entry that `load` would return, None if there is none."""
+    found = _find(name, b"")
+    return None if found is None else found[0]
 
 
 def store(name: str, payload: bytes) -> Path:
     """Store a payload under `name` and return its path; other processes see the whole entry or none.
 
     A digest follows the payload in the file (ELF files may have bytes after their end, so a library still loads).
+
+    Raises:
+        BackendError: it can be written neither into the cache nor into a temporary directory.
     """
-    directory = cache_directory()
-    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".new-")
+    _check_name(name)
+    content, directory = payload + hashlib.sha256(payload).digest() + _MAGIC, cache_directory()
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(payload + hashlib.sha256(payload).digest() + _MAGIC)
-        os.chmod(temporary, 0o700)
-        os.replace(temporary, directory / name)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return directory / name
+        write_whole(directory / name, content, 0o700)
+        return directory / name
+    except OSError as error:  # full, read-only, a directory in the entry's place
+        other = _temporary(directory, f"cannot be written: {error}")
+    try:
+        write_whole(other / name, content, 0o700)
+        return other / name
+    except OSError as error:
+        raise BackendError(
+            f"cache entry {name!r}: cannot be written into {str(other)!r} either ({error}); set {VARIABLE} and TMPDIR to directories "
+            "with room"
+        ) from None
+
+
+def ignore(path: Path, why: str) -> None:
+    """Remove an entry that is whole, yet of no use, with a `CacheWarning`."""
+    warnings.warn(f"cache entry {str(path)!r} {why}; it was ignored", CacheWarning, stacklevel=3)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+@contextlib.contextmanager
+def making(name: str) -> Iterator[None]:
+    """Hold the lock of an entry while it is made: of several processes that want it one makes it, and the others wait.
+
+    Where there can be no lock each makes its own.
+    """
+    _check_name(name)
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            held.enter_context(locked(cache_directory() / f"{name}.lock"))
+        yield
+
+
+def _wanted() -> Path:
+    return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("convt3d"))
+
+
+def _find(name: str, begins: bytes) -> tuple[Path, bytes] | None:
+    _check_name(name)
+    directories = [cache_directory()]
+    if directories[0] == _private and os.path.isdir(_wanted()):  # what cannot be written may be read
+        directories.append(_wanted())
+    for directory in directories:
+        payload = _load(directory / name, begins)
+        if payload is not None:
+            return directory / name, payload
+    return None
+
+
+def _load(path: Path, begins: bytes = b"") -> bytes | None:
+    try:
+        content = read_bytes(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # a directory, a pipe, a loop, no right to read it
+        warnings.warn(f"cache entry {str(path)!r} was ignored: {error}", CacheWarning, stacklevel=3)
+        return None
+    payload, trailer = content[:-_TRAILER_BYTES], content[-_TRAILER_BYTES:]
+    if trailer != hashlib.sha256(payload).digest() + _MAGIC or not payload.startswith(begins):
+        warnings.warn(f"cache entry {str(path)!r} is damaged and was ignored", CacheWarning, stacklevel=3)
+        return None
+    return payload
+
+
+def _temporary(directory: Path, why: str) -> Path:
+    """Return this process's private directory, which goes with it; warn once of the one that it stands for."""
+    global _private
+    if str(directory) not in _TOLD:
+        _TOLD.add(str(directory))
+        warnings.warn(
+            f"cache directory {shown(str(directory))} {why}; compiled kernels are kept in a temporary directory, for this process only "
+            f"(set {VARIABLE} to a directory of yours)",
+            CacheWarning,
+            stacklevel=4,
+        )
+    if _private is None or not _private.is_dir():
+        try:
+            _private = Path(tempfile.mkdtemp(prefix="convt3d-cache-"))
+        except OSError as error:
+            raise BackendError(
+                f"cache directory {str(directory)!r} {why}, and there can be no temporary one ({error}); set {VARIABLE} or TMPDIR"
+            ) from None
+        atexit.register(_remove, os.getpid(), _private)
+    return _private
+
+
+def _remove(process: int, directory: Path) -> None:
+    if os.getpid() == process:  # not what was forked meanwhile
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check_name(name: str) -> None:
+    """An entry is a file of the cache directory, never a path that leads out of it."""
+    if not name or os.path.basename(name) != name or name.startswith(".") or not name.isprintable() or len(os.fsencode(name)) > 250:
+        raise BackendError(f"cache entry {shown(name)}: must be the name of a file of at most 250 bytes, without a directory")

@@ -2,31 +2,33 @@
 
 "auto" takes what `convt3d tune` found quickest for this problem, or for one near it, on this device, else on another card of its
 architecture. Where nothing was measured it takes the first kernel of `ORDER` that can do the problem, in the loosest arithmetic
-allowed. torch's CUDA tensors, for which torch has an operator of its own, go to a kernel only where it was measured to be the
-quicker, or where nothing was measured and a call costs its launch and little more. `convt3d info --why` shows these steps.
+allowed. What spreads NaN (`Kernel.spreads_nan`) is not taken, since torch's operator does not. torch's CUDA tensors, for which torch has
+an operator of its own, go to a kernel only where it was measured to be the quicker. `convt3d info --why` shows these steps.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from . import registry, tuning
+from . import architecture, registry, tuning
 from .arrays import Array, require_cupy
 from .backends.base import Backend
 from .dtypes import DTYPES, allowed_instances
-from .errors import BackendError, KernelError, ProblemError, ProblemTypeError
-from .kernel import ARCHITECTURES, Kernel, Limits
+from .errors import BackendError, KernelError, ProblemError, ProblemTypeError, shown
+from .kernel import Kernel, Limits
 from .problem import Problem
 from .tuning import Question, Tuned
 
 BACKENDS = ("cuda", "host", "torch")
 FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each with its instance, from loosest to strictest
 
-# The heuristic: kernels in the order in which they are tried on each architecture. The first that can do the problem is taken, in
+# The heuristic: kernels in the order in which they are tried. A key is a target, as in a declaration: a GPU has the order of the newest
+# that runs on it, so sm_86 and sm_120 have that of "sm_80", and "sm_90a" is Hopper's alone. The first that can do the problem is taken, in
 # the loosest of its instances that the precision allows. All are deterministic, and the last of each list takes every problem.
 _GROUPS = ("fprop_depthwise", "fprop_few_outputs", "fprop_grouped_mma", "fprop_grouped")
 _FEW = ("fprop_patch_split_k",)
@@ -36,7 +38,7 @@ _MMA = ("fprop_implicit_gemm_mma", *_CUDA_CORES)
 _WGMMA = ("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma")
 _FPROP = {
     "host": ("fprop_patch", *_CUDA_CORES),  # what is cheap to run on a CPU
-    **dict.fromkeys(ARCHITECTURES, (*_GROUPS, *_FEW, *_PATCHES, *_MMA)),
+    "sm_80": (*_GROUPS, *_FEW, *_PATCHES, *_MMA),
     "sm_90a": (
         *(*_GROUPS, *_FEW, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, *_WGMMA),
         *("fprop_implicit_gemm_mma", "fprop_flattened_simt", *_CUDA_CORES),
@@ -60,20 +62,37 @@ ORDER: dict[str, dict[str, tuple[str, ...]]] = {
     "wgrad": dict.fromkeys(_FPROP, ("wgrad_reduce",)),
 }
 
-# What costs its launch and little more on a GPU: queueing a call takes 25 us on an H100, through torch's operator twice that.
-# 2**22 FLOP take the slowest plain kernel 14 us there (0.3 TFLOP/s), 1 MiB lies in the L2 cache, and a sum may be one thread's work.
-# Such a problem gets a kernel that packs nothing and is not compiled anew for each geometry, so the first call is quick too. wgrad is not
-# among them: its kernel is two launches, and on an H100 took 20 us where cuDNN took 10.
+# By how much a kernel has to beat torch's operator on a problem near to one that was never measured, to be taken for that one.
+NEAR_MARGIN = 1.25
+
+# What costs its launch and little more on a GPU: 2**22 FLOP take the slowest plain kernel 14 us on an H100 (0.3 TFLOP/s), 1 MiB lies in
+# the L2 cache, and a sum may be one thread's work. Such a problem gets a kernel that packs nothing and is not compiled anew for each
+# geometry, so the first call is quick too. torch's tensors go to torch's operator: a call of a tiny layer costs the host 33 us by
+# torch's module and 46 by our kernel there, with the gradients 264 and 427. wgrad is not among them: its kernel is two launches, and
+# on an H100 took 20 us where cuDNN took 10.
+# On a CPU each thread of a block that meets a barrier gets a stack of its own; up to HOST_BOUND_FLOP a plain kernel, which has none, is
+# through before that.
 LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**10
+HOST_BOUND_FLOP = 2**18
 _LAUNCH_BOUND = {"fprop": ("fprop_gather",), "dgrad": ("dgrad_gather",)}
 
 
-def is_launch_bound(problem: Problem, pass_name: str, itemsize: int) -> bool:
-    """Whether a problem is so small that a GPU needs no longer for a pass than the host needs to queue it."""
+def check_options(algorithm: object, fp32_precision: object, backend: object) -> None:
+    """Raise ProblemTypeError unless the options are of their types; what they name is looked up later."""
+    if not isinstance(algorithm, (str, Kernel)):
+        raise ProblemTypeError(f"algorithm={shown(algorithm)}: must be a name or a Kernel")
+    if fp32_precision is not None and not isinstance(fp32_precision, str):
+        raise ProblemTypeError(f"fp32_precision={shown(fp32_precision)}: must be None or a name")
+    if backend is not None and not isinstance(backend, str):
+        raise ProblemTypeError(f"backend={shown(backend)}: must be None or a name")
+
+
+def is_launch_bound(problem: Problem, pass_name: str, itemsize: int, most_flop: int = LAUNCH_BOUND_FLOP) -> bool:
+    """Whether a problem is so small that a pass takes no longer than its launch, given the FLOP of which that is so."""
     shapes, written = problem.shapes(pass_name)
     return (
         pass_name in _LAUNCH_BOUND
-        and problem.flop <= LAUNCH_BOUND_FLOP
+        and problem.flop <= most_flop
         and problem.compulsory_bytes(itemsize, pass_name) <= LAUNCH_BOUND_BYTES
         and problem.flop <= 2 * LAUNCH_BOUND_PRODUCTS * math.prod(shapes[written])
     )
@@ -100,20 +119,23 @@ class Automatic:
     def left_to_torch(self) -> str | None:
         """Why torch's own operator takes the call where it can be had; None where the kernel is the quicker."""
         if self.launch_bound:
-            return None
+            return "queueing torch's operator costs the host no more than queueing a kernel"
         if self.tuned is None:
             return "no measurement on this device, or another of its architecture, says that a kernel is quicker"
         if self.tuned.library_ms is None:
             return "torch's operator was not measured beside the kernel"
         if self.tuned.library_ms < self.tuned.elapsed_ms:
             return f"measured at {self.tuned.library_ms:.4g} ms"
+        if not self.tuned.exact and self.tuned.library_ms < NEAR_MARGIN * self.tuned.elapsed_ms:
+            return f"measured at {self.tuned.library_ms:.4g} ms on a problem that is only near, where a kernel has to win by {NEAR_MARGIN}x"
         return None
 
     @property
     def steps(self) -> tuple[str, ...]:
         """What was looked up and tried, a line each."""
         if self.tuned is None:
-            limits = f"at most {LAUNCH_BOUND_FLOP} FLOP, {LAUNCH_BOUND_BYTES} bytes and {LAUNCH_BOUND_PRODUCTS} products a sum"
+            flop = f"{LAUNCH_BOUND_FLOP} FLOP ({HOST_BOUND_FLOP} on a CPU)"
+            limits = f"at most {flop}, {LAUNCH_BOUND_BYTES} bytes and {LAUNCH_BOUND_PRODUCTS} products a sum"
             small = [f"costs its launch and little more: {limits}"] if self.launch_bound else []
             return ("database: nothing for this problem or one near it", *small, *self.passed_over)
         measured = "this very problem" if self.tuned.exact else f"the nearest that was measured, {self.tuned.measured_on}"
@@ -192,7 +214,7 @@ def decide(
 
 
 def choose(
-    backend: Backend, pass_name: str, problem: Problem, precision: str, layout: str = "ncdhw", *, packed: bool = True
+    backend: Backend, pass_name: str, problem: Problem, precision: str, layout: str = "ncdhw", *, packed: bool = False
 ) -> Automatic:
     """Return the kernel that "auto" takes for a problem on a backend, and why.
 
@@ -236,16 +258,25 @@ def _choose(
     if tuned is not None:
         return Automatic(tuned.kernel, tuned.instance, tuned, False, ())
     passed_over: list[str] = []
-    small = arch is not None and is_launch_bound(problem, question.pass_name, DTYPES[question.precision].itemsize)
-    order = ORDER[question.pass_name]
-    for name in _LAUNCH_BOUND[question.pass_name] if small else order.get(arch or "host", order["sm_80"]):
+    most_flop = HOST_BOUND_FLOP if arch is None else LAUNCH_BOUND_FLOP
+    dtype = DTYPES.get(question.precision)  # None for complex numbers: no kernel has them, and the reasons say so
+    small = dtype is not None and is_launch_bound(problem, question.pass_name, dtype.itemsize, most_flop)
+    for name in _LAUNCH_BOUND[question.pass_name] if small else order_on(arch, question.pass_name):
         if name in known and known[name].deterministic:
             instance, reason = _instance_for(known[name], problem, question.precision, arch, limits)
             put_off = _put_off(name, problem, question, arch)
+            if instance is not None:
+                put_off = put_off or known[name].why_spreads_nan(problem, instance)
             if instance is not None and put_off is None:
                 return Automatic(known[name], instance, None, small, tuple(passed_over))
             passed_over.append(reason if instance is None else f"{name}: {put_off}")
     return Automatic(None, "", None, small, tuple(passed_over))
+
+
+def order_on(arch: str | None, pass_name: str) -> tuple[str, ...]:
+    """Return the kernels of a pass in the order in which they are tried on GPUs of that architecture; None: on the host."""
+    order = ORDER[pass_name]
+    return order["host" if arch is None else architecture.nearest(order.keys() - {"host"}, arch)]
 
 
 def _put_off(name: str, problem: Problem, question: Question, arch: str | None) -> str | None:
@@ -345,6 +376,8 @@ def _fp32_precision(value: str | None, array: Array) -> str:
         return value
     # "none" is what torch says after a legacy `allow_tf32 = False`; `cudnn.allow_tf32` itself can raise, so it is never read.
     setting = sys.modules["torch"].backends.cudnn.conv.fp32_precision if array.library.name == "torch" else "ieee"
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":  # what keeps NVIDIA's own libraries from TF32
+        return "ieee"
     return setting if setting in FP32_PRECISIONS else "ieee"
 
 

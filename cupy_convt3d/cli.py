@@ -3,40 +3,93 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import registry
+from . import architecture, registry
 from .dtypes import DTYPES
-from .errors import BackendError, FindingsError, KernelError, ProblemError
+from .errors import BackendError, DataError, KernelError, ProblemError, printable
 from .kernel import Kernel
+from .lab.progress import progress_bar
 from .problem import PASSES, Problem
 
 if TYPE_CHECKING:
-    from .lab.check import Progress
+    from .backends.base import Backend
+    from .lab.check import CheckReport
 
 _PASSED, _FAILED, _USAGE = 0, 1, 2  # exit codes
+_KINDS = ("exact", "exact_wide", "random", "nan", "inf", "overflow", "cancel", "far")  # of `lab.tensors`, which imports more
+POPULATION, COUNT = "population", 150  # the suite that is drawn, and how many of its layers
+CHECK_FLOP = 400_000  # useful FLOP that a check scales a layer down to
+_TIME_LIMIT = "seconds after which an example is a hang; a large one has more (default 10)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 1 if a kernel failed, 2 if the command itself could not be done."""
+    _open_closed_files()
     options = _parser().parse_args(arguments)
+    received: list[int] = []
     try:
-        return int(options.command(options))
-    except (KernelError, BackendError, ProblemError, FindingsError, FileNotFoundError) as error:
-        print(f"convt3d: error: {error}", file=sys.stderr)
-        return _USAGE
+        with _ended_by_signals(received):
+            return int(options.command(options))
     except BrokenPipeError:  # whoever read the output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PASSED
+    except (KernelError, BackendError, ProblemError, DataError, OSError) as error:  # OSError: a file cannot be read or written
+        print(f"convt3d: error: {printable(str(error))}", file=sys.stderr)
+        return _USAGE
     except KeyboardInterrupt:
         print("convt3d: interrupted", file=sys.stderr)
-        return 130
+        return 128 + (received or [signal.SIGINT])[0]
+
+
+@contextmanager
+def _ended_by_signals(received: list[int]) -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end a command as Ctrl-C does: with all that it has started and its temporary files."""
+
+    def end(number: int, frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may
+        yield
+        return
+    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    try:
+        for number in taken:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _open_closed_files() -> None:
+    """Give standard files that the shell has closed (`2>&-`) the null device: else files opened later get their numbers.
+
+    What the terminal's encoding has no character for is written as its escape.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115  it is open to the end
+    for file in (sys.stdout, sys.stderr):
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,12 +101,17 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
     check.add_argument("--examples", type=_count, default=200, help="examples drawn at random for each kernel (default 200)")
     check.add_argument("--dtype", action="append", choices=tuple(DTYPES), help="may be repeated; default: all of the kernel's")
-    check.add_argument("--seed", type=_count, default=0, help="of the search, or of the one example of --problem (default 0)")
+    check.add_argument("--seed", type=_count, default=0, help="of the search, the one example of --problem, or the population (default 0)")
     check.add_argument("--sanitize", choices=("address", "undefined", "thread"), help="host backend only")
-    check.add_argument("--problem", type=_problem, metavar="NAME", help="check this one only, such as n1_c1to2_i3_k3_s2")
-    check.add_argument("--kind", action="append", choices=("exact", "exact_wide", "random", "nan", "far"), help="default: all but nan")
+    only = check.add_mutually_exclusive_group()
+    only.add_argument("--problem", type=_problem, metavar="NAME", help="check this one only, such as n1_c1to2_i3_k3_s2")
+    only.add_argument("--suite", choices=(POPULATION,), help="check drawn layers only, scaled down for the NumPy reference")
+    check.add_argument("--count", type=_positive_count, default=COUNT, help=f"layers of the population (default {COUNT})")
+    check.add_argument("--kind", action="append", choices=_KINDS, help="default: all")
     check.add_argument("--tunable", action="append", type=_tunable, metavar="NAME=VALUE", help="in place of the source's default")
+    check.add_argument("--time-limit", type=_positive, default=10.0, metavar="S", help=_TIME_LIMIT)
     check.add_argument("--in-process", action="store_true", help="no child process, for compute-sanitizer, ncu or a debugger")
+    _add_sandbox(check)
     check.set_defaults(command=_check)
 
     fuzz = commands.add_parser("fuzz", help="run random examples without end, in child processes, and keep what fails in a file")
@@ -61,12 +119,14 @@ def _parser() -> argparse.ArgumentParser:
     fuzz.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
     fuzz.add_argument("--minutes", type=_positive, help="stop after so long; default: at Ctrl-C")
     fuzz.add_argument("--examples", type=_count, help="stop after so many")
+    fuzz.add_argument("--time-limit", type=_positive, default=10.0, metavar="S", help=_TIME_LIMIT)
     fuzz.add_argument("--workers", type=_positive_count, help="child processes; default: one to a core, one on a GPU")
     fuzz.add_argument("--sanitize", choices=("address", "undefined", "thread"), help="host backend only")
     fuzz.add_argument(
         "--findings", type=Path, default=Path("findings.jsonl"), metavar="FILE", help="go on with this file (default findings.jsonl)"
     )
     fuzz.add_argument("--replay", action="store_true", help="run what the file holds once more, and stop")
+    _add_sandbox(fuzz)
     fuzz.set_defaults(command=_fuzz)
 
     mutants = commands.add_parser("mutants", help="change one thing at a time in kernels, and see whether the check notices")
@@ -76,7 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     mutants.add_argument("--explained", type=Path, metavar="FILE", help="why some mutants need not be killed (TOML)")
     mutants.add_argument("--kept", type=Path, metavar="FILE.jsonl", help="keep verdicts here, and judge only what is new")
     mutants.add_argument("--kept-only", action="store_true", help="judge nothing: report what --kept has")
-    mutants.add_argument("--page", type=Path, metavar="FILE", help="write the results to this file, in Markdown")
+    mutants.add_argument("--scores", type=Path, metavar="FILE.json", help="put the scores into this file, beside other kernels'")
+    mutants.add_argument("--plants", type=Path, metavar="FOLDER", help="judge the mistakes described there instead, by the whole check")
     mutants.set_defaults(command=_mutants)
 
     info = commands.add_parser("info", help="versions, devices, cache directory, registered kernels")
@@ -90,7 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="time kernels against cuDNN on named problems, and write JSON")
     _add_measured(bench)
     bench.add_argument("--against", type=_names, metavar="RIVAL,...", help="cudnn, torch (its own CUDA kernels); '': none")
-    bench.add_argument("--out", type=Path, metavar="FILE.json", help="where to write the results; rewritten after each problem")
+    bench.add_argument("--out", type=Path, metavar="FILE.json", help="of the results; until they are complete FILE.json.partial")
+    bench.add_argument("--minutes", type=_positive, help="of a population: begin nothing new after so long; the same command goes on")
+    bench.add_argument("--regret", type=_count, default=0, metavar="K", help="of a population: search all kernels for its first K layers")
     bench.set_defaults(command=_bench)
 
     tune = commands.add_parser("tune", help="search kernels' configurations, and keep the best for algorithm='auto'")
@@ -102,23 +165,37 @@ def _parser() -> argparse.ArgumentParser:
         help="time the defaults and what is known of other devices and layouts, search nothing (--again searches later)",
     )
     tune.add_argument("--out", type=Path, metavar="FILE.json", help="the database (default: your own, where 'auto' looks)")
+    tune.add_argument(
+        "--carry-on",
+        metavar="REVISION",
+        help="measure nothing: entries that were of this git revision (or folder) hold on where the machine code is the same; of the "
+        "shipped database and your own, or of --out",
+    )
+    tune.add_argument("--workers", type=_positive_count, help="of --carry-on: compilers at a time; default: one to a core")
     tune.set_defaults(command=_tune)
 
     kernelbench = commands.add_parser("kernelbench", help="check and time KernelBench-style files: ModelNew against Model")
     kernelbench.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs")
     kernelbench.add_argument("--fuzz", type=_count, nargs="?", const=200, default=0, metavar="N", help="draw N other problems (200)")
     kernelbench.add_argument("--seed", type=_count, default=0, help="of the fresh inputs and the draws (default 0)")
-    kernelbench.add_argument("--time-limit", type=float, default=600.0, metavar="S", help="seconds for each file (default 600)")
+    kernelbench.add_argument("--time-limit", type=_finite, default=600.0, metavar="S", help="seconds for each file (default 600)")
     kernelbench.set_defaults(command=_kernelbench)
     return parser
+
+
+def _add_sandbox(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sandbox", action="store_true", help="no network, home directory or other processes for a kernel's host code")
 
 
 def _add_measured(parser: argparse.ArgumentParser) -> None:
     """Add what is measured: comma-separated lists, every combination of them."""
     tuning = parser.prog.endswith("tune")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--suite", type=_names, default=["named"], metavar="NAME,...", help="default: named, which has all but few_channels")
+    suites = "default: named, which has all but few_channels; population: drawn layers"
+    what.add_argument("--suite", type=_names, default=["named"], metavar="NAME,...", help=suites)
     what.add_argument("--problem", type=_names, metavar="NAME,...", help="one of the suites, or such as n1_c1to2_i3_k3_s2")
+    parser.add_argument("--seed", type=_count, default=0, help="of --suite population, drawn layers (default 0)")
+    parser.add_argument("--count", type=_positive_count, default=COUNT, help=f"of its layers (default {COUNT})")
     parser.add_argument("--pass", type=_names, dest="passes", default=["fprop"], metavar="PASS,...", help="default: fprop")
     parser.add_argument("--precision", type=_names, default=["fp32"], metavar="NAME,...", help=f"of {', '.join(DTYPES)}; ieee is fp32")
     parser.add_argument("--layout", type=_names, default=["ncdhw"] if tuning else None, metavar="NAME,...", help="ncdhw, channels_last")
@@ -152,8 +229,14 @@ def _positive_count(text: str) -> int:
 
 
 def _positive(text: str) -> float:
-    if not (number := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
+    if not 0 < (number := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0, and finite")
+    return number
+
+
+def _finite(text: str) -> float:
+    if (number := _positive(text)) == float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be finite")
     return number
 
 
@@ -165,15 +248,23 @@ def _problem(text: str) -> Problem:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from .lab.check import check, default_backend, resolve  # imports Hypothesis
+    from .lab.check import check, default_backend, other_gpu, resolve  # imports Hypothesis
+    from .lab.run.sandbox import notice
 
     tunables = dict(options.tunable or ())
+    problems = _scaled_population(options) if options.suite else []
     kernels = [resolve(name).replace_tunables(**tunables) for name in options.kernels or registry.kernels()]
     backend = options.backend or ("host" if options.sanitize else default_backend())
-    failed = []
+    failed, elsewhere = [], 0
     for kernel in kernels:
         if options.dtype and not options.kernels and not set(options.dtype) & set(kernel.dtypes):
             continue  # of all the registered kernels, those that have the type
+        if not options.kernels and (reason := other_gpu(kernel, backend)):
+            print(f"{kernel.name} on {backend}: not checked: {reason}")
+            elsewhere += 1
+            continue
+        if backend == "host" and (said := notice(kernel, options.sandbox)):
+            print(said, flush=True)
         with progress_bar() as progress:
             report = check(
                 kernel,
@@ -184,73 +275,80 @@ def _check(options: argparse.Namespace) -> int:
                 sanitize=options.sanitize,
                 progress=progress,
                 problem=options.problem,
+                problems=problems,
                 kinds=options.kind,
                 in_process=options.in_process,
+                time_limit_s=options.time_limit,
+                sandbox=options.sandbox,
             )
         # plain print: rich would read [brackets] in a kernel's name or message as markup, and wrap the line to be pasted
-        print(report, flush=True)
-        failed += [] if report.passed or _is_refused(options, report.skipped) else [kernel.name]
+        print(printable(str(report)), flush=True)
+        failed += [] if report.passed or _is_refused(options, report) else [kernel.name]
     if len(kernels) > 1:
-        print(f"{len(kernels) - len(failed)} of {len(kernels)} kernels passed{'; failed: ' * bool(failed)}{', '.join(failed)}")
+        checked = len(kernels) - elsewhere
+        print(f"{checked - len(failed)} of {checked} kernels passed{'; failed: ' * bool(failed)}{', '.join(failed)}")
     return _FAILED if failed else _PASSED
 
 
-def _is_refused(options: argparse.Namespace, skipped: dict[str, int]) -> bool:
-    """Whether one problem was given for all kernels, and this kernel cannot do it."""
-    return options.problem is not None and not options.kernels and bool(skipped)
+def _scaled_population(options: argparse.Namespace) -> list[Problem]:
+    from .lab.population import population
+    from .lab.suites import scaled_down
+
+    layers = population(options.seed, options.count)
+    small = f"channels, volumes and batches scaled down to {CHECK_FLOP / 1e6:g} MFLOP"
+    print(f"{len(layers)} layers of seed {options.seed}; {small}", flush=True)
+    return list(dict.fromkeys(scaled_down(layer.problem, CHECK_FLOP) for layer in layers))
 
 
-@contextmanager
-def progress_bar() -> Iterator[Progress | None]:
-    """Yield what `check` calls with its progress; nothing is shown where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compiling", total=None)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=escape(text))
+def _is_refused(options: argparse.Namespace, report: CheckReport) -> bool:
+    """Whether problems, or some kinds, were given for all kernels, and this kernel can do nothing of it."""
+    given = options.problem or options.kind or options.suite
+    return not options.kernels and bool(given) and not report.examples and bool(report.untried)
 
 
 def _fuzz(options: argparse.Namespace) -> int:
-    from .lab import fuzz_command  # imports Hypothesis
+    from .lab.fuzz import command as fuzz_command  # imports Hypothesis
 
     return int(fuzz_command.main(options))
 
 
 def _mutants(options: argparse.Namespace) -> int:
-    from .lab import mutants_command  # imports Hypothesis
+    from .lab.mutants import command as mutants_command  # imports Hypothesis
+    from .lab.mutants import plants_command
 
-    return int(mutants_command.main(options))
+    return int((mutants_command if options.plants is None else plants_command).main(options))
 
 
 def _info(options: argparse.Namespace) -> int:
+    from .lab.bench.provenance import backend_named
+
     for name, value in _facts():
         print(f"{name + ':':12s} {value}")
     print("kernels:")
-    for name, kernel in registry.kernels().items():
+    known = registry.kernels()
+    backend = None if options.why is None else backend_named(None)  # where kernels would run here
+    for name, kernel in known.items():
         determinism = "deterministic" if kernel.deterministic else "not deterministic"
-        print(f"  {name:16s} {kernel.pass_name}  {', '.join(kernel.dtypes)}  {determinism}")
-        if options.why is not None:
+        gpus = architecture.described(kernel.architectures)
+        print(f"  {name:{max(map(len, known))}s}  {kernel.pass_name}  {', '.join(kernel.dtypes)}  {gpus}  {determinism}")
+        for rule, why in kernel.spreads_nan.items():
+            print(f"    spreads NaN where {rule}: {why}")
+        if kernel.multiplies_padding:
+            print("    a weight that is not finite also makes NaN of outputs whose tap lies beyond the input")
+        if backend is not None:
             for dtype in kernel.dtypes:
-                print(f"    {options.why} {dtype}: {kernel.why_not(options.why, dtype) or 'yes'}")
-    if options.why is not None:
-        for line in _why_auto(options.why):
+                print(f"    {options.why} {dtype}: {backend.why_not(kernel, options.why, dtype) or 'yes'}")
+    if backend is not None:
+        for line in _why_auto(options.why, backend):
             print(line)
     return _PASSED
 
 
-def _why_auto(problem: Problem) -> Iterator[str]:
-    """Yield what "auto" takes in each pass and precision where kernels would run here, and under it how that was found."""
+def _why_auto(problem: Problem, backend: Backend) -> Iterator[str]:
+    """Yield what "auto" takes in each pass and precision on a backend, and under it how that was found."""
     from .choice import choose
-    from .lab.measure import LAYOUTS
-    from .lab.provenance import backend_named
+    from .lab.bench.measure import LAYOUTS
 
-    backend = backend_named(None)
     yield f'algorithm="auto" on {backend.device_name} ({backend.arch or backend.name}):'
     for pass_name in PASSES:
         for precision in DTYPES:
@@ -285,7 +383,12 @@ def _facts() -> Iterator[tuple[str, str]]:
     ):
         yield label, _version(names)
     yield "python", sys.version.split()[0]
-    yield "GPU", CudaBackend().capabilities().get("device", "unknown") if available() else "none"
+    if available():
+        gpu = CudaBackend()
+        block = f"{(gpu.shared_limit or 0) >> 10} KiB of shared memory for a block"
+        yield "GPU", f"{gpu.device_name} ({gpu.arch}), {gpu.multiprocessors} multiprocessors, {block}"
+    else:
+        yield "GPU", "none"
     try:
         host = HostBackend().capabilities()
         yield "CPU", f"{host['device']}, {host['cores']} cores"
@@ -314,12 +417,16 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from .lab.bench import Plan, bench
-    from .lab.measure import LAYOUTS
+    from .lab.bench import Selection, bench
+    from .lab.bench.measure import LAYOUTS
 
     problems, kernels = _measured(options)
     layouts = options.layout or list(LAYOUTS)
-    plan = Plan(problems, options.passes, options.precision, layouts, kernels, options.against)
+    if not options.problem and POPULATION in options.suite:
+        return _survey(options, layouts, kernels)
+    if options.minutes is not None or options.regret:
+        raise ProblemError("--minutes, --regret: are of --suite population")
+    plan = Selection(problems, options.passes, options.precision, layouts, kernels, options.against)
     with progress_bar() as progress:
         data = bench(plan, options.out, backend=options.backend, progress=progress)
     if options.out is not None:
@@ -327,12 +434,30 @@ def _bench(options: argparse.Namespace) -> int:
     return _FAILED if data["wrong"] else _PASSED
 
 
+def _survey(options: argparse.Namespace, layouts: list[str], kernels: str | list[Kernel]) -> int:
+    from .lab.bench.survey import Survey, survey
+
+    if options.suite != [POPULATION]:
+        raise ProblemError(f"--suite {','.join(options.suite)}: population is measured as calls, the others as kernels; name it alone")
+    if options.against is not None:
+        raise ProblemError("--against: a population is measured against torch as it is by default")
+    measured = (options.passes, options.precision, layouts, kernels)
+    plan = Survey(options.seed, options.count, *measured, options.regret, options.minutes)
+    with progress_bar() as progress:
+        data = survey(plan, options.out, backend=options.backend, progress=progress)
+    if options.out is not None:
+        print(f"Written: {options.out}")
+    return _FAILED if data["wrong"] else _PASSED
+
+
 def _tune(options: argparse.Namespace) -> int:
-    from .lab.measure import Bench
-    from .lab.provenance import backend_named
+    from .lab.bench.measure import Bench
+    from .lab.bench.provenance import backend_named
     from .lab.tune import tune
     from .tuning import user_path
 
+    if options.carry_on is not None:
+        return _carry_on(options)
     problems, wanted = _measured(options)
     if wanted == "auto":
         raise KernelError("--kernels auto: is what tuning decides; name kernels, or all")
@@ -356,14 +481,27 @@ def _tune(options: argparse.Namespace) -> int:
     return _PASSED
 
 
+def _carry_on(options: argparse.Namespace) -> int:
+    """Carry entries of the tuning database on to the code as it is; some that cannot be are a failure."""
+    from .lab.tune import carry
+    from .tuning import SHIPPED, user_path
+
+    paths = [options.out] if options.out is not None else [path for path in (SHIPPED, user_path()) if path.exists()]
+    with progress_bar() as progress:
+        found = carry.carry_on(options.carry_on, paths, workers=options.workers, progress=progress)
+    print(printable(carry.summary(found)))
+    return _FAILED if found.left else _PASSED
+
+
 def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | list[Kernel]]:
     """Return the problems and kernels that are meant, and leave only known names in the other lists.
 
     Raises:
         ProblemError, KernelError: a name is unknown; the message lists those there are.
     """
+    from .lab.bench.measure import LAYOUTS
     from .lab.check import resolve
-    from .lab.measure import LAYOUTS
+    from .lab.population import population
     from .lab.suites import named_problem, suite
 
     options.precision = list(dict.fromkeys("fp32" if name == "ieee" else name for name in options.precision))
@@ -379,7 +517,9 @@ def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | li
     if options.problem:
         problems = {name: named_problem(name) for name in options.problem}
     else:
-        problems = {key: problem for name in options.suite for key, problem in suite(name).items()}
+        problems = {key: problem for name in options.suite if name != POPULATION for key, problem in suite(name).items()}
+        if POPULATION in options.suite:
+            problems |= {layer.name: layer.problem for layer in population(options.seed, options.count)}
     if options.kernels in (["all"], ["auto"]):
         return problems, options.kernels[0]
     return problems, [resolve(name) for name in options.kernels]
@@ -389,11 +529,15 @@ def _kernelbench(options: argparse.Namespace) -> int:
     from .lab import kernelbench
 
     verdicts = []
-    for reference, candidate in kernelbench.pair(options.files):
-        print(f"{candidate}: running its code as it is, with your rights, in a child process for at most {options.time_limit:g} s")
-        verdict = kernelbench.examine(
-            reference, candidate, time_limit_s=options.time_limit, fuzz=options.fuzz, seed=options.seed
-        )
-        print(verdict, flush=True)
-        verdicts.append(verdict)
+    pairs = kernelbench.pair(options.files)
+    with kernelbench.Supervisor() as supervisor:
+        for reference, candidate in pairs:
+            name = printable(str(candidate))
+            limit = f"for at most {options.time_limit:g} s"
+            print(f"{name}: running its code as it is, with your rights, in a child process {limit}", flush=True)
+            verdict = kernelbench.examine(
+                reference, candidate, time_limit_s=options.time_limit, fuzz=options.fuzz, seed=options.seed, supervisor=supervisor
+            )
+            print(printable(str(verdict)), flush=True)
+            verdicts.append(verdict)
     return _PASSED if all(verdict.passed for verdict in verdicts) else _FAILED

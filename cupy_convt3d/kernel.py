@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import string
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,9 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import architecture
 from .dtypes import DTYPES
-from .errors import KernelError
-from .expressions import evaluate
+from .errors import KernelError, shown
+from .expressions import MOST_VALUE, evaluate, kind_of
+from .files import read_text
+from .includes import QUOTED, require_inside
 from .problem import INT32_MAX, PASSES, Problem
 
 if sys.version_info >= (3, 11):
@@ -22,10 +27,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "sm_120")
+ARCHITECTURES = (architecture.OLDEST,)  # of a kernel that declares none
 HOST_MULTIPROCESSORS = 3  # so that work is cut where a GPU would cut it, on small problems too
 MAX_THREADS = 1024
 MAX_GRID = (INT32_MAX, 65535, 65535)
+MAX_SHARED_BYTES = 227 << 10  # of a block on sm_90 and sm_100; every other GPU gives less
+MAX_WORKSPACE = 2**59  # elements: bytes that have a number
+MOST_TUNABLE = INT32_MAX  # an int in the source
+MOST_SOURCE = 2**20  # characters
+MOST_NAMES = 400  # that a declaration may give, of a kind
+_MOST_NAME_BYTES = 100
 TENSORS = {
     "fprop": ("input", "weight", "bias", "output"),
     "dgrad": ("grad_output", "weight", "grad_input"),
@@ -41,14 +52,20 @@ SCALARS: dict[str, np.dtype] = {
     "double": np.dtype(np.float64),
 }
 
-_DECLARATION = re.compile(r"/\*\s*convt3d[ \t]*\n(?P<toml>.*?)\*/", re.DOTALL)
-_GLOBAL = re.compile(
-    r"__global__\s+(?:static\s+)?void\s+(?:__launch_bounds__\s*\([^;{]*?\)\s*)?(?P<symbol>\w+)\s*\((?P<parameters>[^)]*)\)"
+# Each of these takes time in proportion to the text: what may repeat is followed by what it cannot be.
+_DECLARATION = re.compile(r"/\*\s*convt3d[ \t]*\n")
+_BRACKETS = r"\((?:[^(){};]|\((?:[^(){};]|\((?:[^(){};]|\([^(){};]*\))*\))*\))*\)"
+_QUALIFIERS = rf"(?:(?:static\b|inline\b|__(?:launch_bounds|maxnreg|cluster_dims)__\s*{_BRACKETS})\s*)*"
+_FUNCTION = re.compile(rf"\s+{_QUALIFIERS}void\s+{_QUALIFIERS}(?P<symbol>\w+)\s*\((?P<parameters>[^)]*)\)")
+_COMMENT_OR_TEXT = re.compile(
+    r"//[^\n]*|/\*.*?(?:\*/|(?P<open>\Z))|\\.|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL
 )
-_TUNABLE = re.compile(r"^#ifndef (?P<name>[A-Z][A-Z0-9_]*)\n#define (?P=name) (?P<value>\d+)\n#endif", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_KERNEL_NAME = re.compile(r"\w[\w .,+()@-]*")
+_TUNABLE = re.compile(r"^#ifndef (?P<name>[A-Z][A-Z0-9_]*)\n#define (?P=name) (?P<value>[0-9]{1,12})\n#endif", re.MULTILINE)
 _KEYS = {
     *("pass", "dtypes", "architectures", "deterministic", "specialize", "constants", "restrictions", "workspace", "search"),
-    "launch",
+    *("static_shared_bytes", "launch", "spreads_nan", "multiplies_padding"),
 }
 _TENSOR_KINDS = ("pointer", "view")
 _LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs", "prepares"}
@@ -94,6 +111,7 @@ class PlannedLaunch:
     packs: str | None = None
     prepares: str | None = None
     beside: bool = False  # it may begin while the launch before it, which prepares a workspace, still runs
+    specialized: tuple[int, ...] = ()  # the macros' values, in the order of the declaration
 
 
 @dataclass(frozen=True)
@@ -106,7 +124,7 @@ class Plan:
 
 
 class Limits(NamedTuple):
-    """What a GPU has, beyond its architecture: dynamic shared memory for one block in bytes, and multiprocessors."""
+    """What a GPU has, beyond its architecture: shared memory for one block in bytes, and multiprocessors."""
 
     shared_bytes: int
     multiprocessors: int
@@ -119,13 +137,20 @@ class Kernel:
     Attributes:
         pass_name: "fprop", "dgrad" or "wgrad".
         dtypes: what it can be instantiated for, of `dtypes.DTYPES`.
-        architectures: the GPUs it compiles for; the host runs every kernel.
+        architectures: the GPUs it is for: "sm_80" and newer, "sm_90a" alone (`architecture.runs_on`); the host runs every kernel.
         deterministic: whether two runs give the same bits.
         tunables: the upper-case macros the source gives a default by `#ifndef`, and their values; `replace_tunables` makes another
             configuration.
         specialize: macros whose values follow from the problem: a GPU's binary is compiled for them, the host's is not.
         restrictions: expression that must hold, and the sentence that says why.
+        spreads_nan: expression under which a NaN or infinity among the inputs makes NaN of outputs that no tap leads to from it, and the
+            sentence that says why; "auto" then leaves the problem to others.
+        multiplies_padding: whether weights are multiplied with zeros beyond the input, so that one that is not finite makes NaN of all
+            outputs whose residue class has its tap. Only for fprop.
+        static_shared_bytes: the most that a block's `__shared__` variables take beside what its launch asks for.
         search: the values that `convt3d tune` tries, by tunable.
+        headers: the texts of the headers that the file includes by `#include "..."` and that lie beside it, or beside one of them.
+        overlay: texts in the place of the package's headers, by their names there (such as "convt3d/taps.cuh"), for this kernel alone.
     """
 
     name: str
@@ -141,21 +166,30 @@ class Kernel:
     constants: Mapping[str, str | int] = field(default_factory=dict)
     restrictions: Mapping[str, str] = field(default_factory=dict)
     workspace: Mapping[str, str | int] = field(default_factory=dict)
+    spreads_nan: Mapping[str, str] = field(default_factory=dict)
+    multiplies_padding: bool = False
+    static_shared_bytes: int = 0
     search: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    headers: Mapping[Path, str] = field(default_factory=dict)
+    overlay: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _KERNEL_NAME.fullmatch(self.name) or len(self.name.encode()) > _MOST_NAME_BYTES:
+            raise KernelError(
+                f"kernel {shown(self.name)}: its name must be of letters, digits, spaces and _ . , + - ( ) @, must begin with a letter, "
+                f"a digit or _, and have at most {_MOST_NAME_BYTES} bytes: files of the cache are named after it"
+            )
 
     @classmethod
     def from_file(cls, path: str | Path) -> Kernel:
-        """Read a kernel from a `.cu` file; its name is the file's.
+        """Read a kernel from a `.cu` file, with the headers beside it that it includes; its name is the file's.
 
         Raises:
-            KernelError: the file cannot be read, or its declaration is wrong.
+            KernelError: the file or a header cannot be read or lies in no folder that is allowed, or its declaration is wrong.
         """
         path = Path(path)
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise KernelError(f"kernel file {str(path)!r}: cannot be read: {error}") from None
-        return replace(cls.from_source(text, path.stem), path=path)
+        text = _read(path, "kernel file")
+        return replace(_from_text(text, path.stem), path=path, headers=_headers_beside(path, text))
 
     @classmethod
     def from_source(cls, source: str, name: str = "kernel") -> Kernel:
@@ -171,30 +205,50 @@ class Kernel:
 
         The parameters of each `__global__` function are bound by name: tensors (`input`, `weight`, `bias`, `output`,
         `grad_input`, ...), `Problem problem`, and integers named as in `Problem.names` or in the declaration's constants.
+        A string has no folder: it can include no headers of its own.
 
         Raises:
-            KernelError: the declaration is missing or wrong; the message names the key and the rule.
+            KernelError: the declaration is missing or wrong; the message names the key and the rule. Or it includes what it may not.
         """
-        match = _DECLARATION.search(source)
-        if match is None:
-            raise KernelError(f"kernel {name!r}: no declaration; begin the file with a comment /* convt3d ... */ that gives at "
-                              "least pass, dtypes and one [[launch]] with grid and block")
-        try:
-            declared = tomllib.loads("\n" * source.count("\n", 0, match.start("toml")) + match["toml"])  # the file's own line numbers
-        except tomllib.TOMLDecodeError as error:
-            raise KernelError(f"kernel {name!r}: its declaration is no valid TOML: {error}") from None
-        return _from_declaration(name, source, declared)
+        kernel = _from_text(source, name)
+        require_inside(kernel.source, f"{name}.cu")
+        return kernel
 
     def replace_tunables(self, **tunables: int) -> Kernel:
         """Return the same kernel with other values for some tunables.
 
         Raises:
-            KernelError: a name is none of the kernel's tunables.
+            KernelError: a name is none of the kernel's tunables, or a value no whole number from 0 to 2**31 - 1.
         """
         unknown = set(tunables) - set(self.tunables)
         if unknown:
             raise KernelError(f"kernel {self.name!r}: has no tunable {sorted(unknown)}; it has {sorted(self.tunables)}")
+        for name, value in tunables.items():
+            if type(value) is not int or not 0 <= value <= MOST_TUNABLE:
+                raise KernelError(f"kernel {self.name!r}: {name}={shown(value)}: must be a whole number from 0 to 2**31 - 1")
         return replace(self, tunables={**self.tunables, **tunables})
+
+    def replace_source(self, source: str) -> Kernel:
+        """Return a kernel of the same name, place, headers and overlay, made from another source.
+
+        Raises:
+            KernelError: as `from_source` says.
+        """
+        if self.path is None:
+            return replace(Kernel.from_source(source, self.name), overlay=self.overlay)
+        require_inside(source, str(self.path), self.path, self.path.parent)
+        return replace(_from_text(source, self.name), path=self.path, headers=self.headers, overlay=self.overlay)
+
+    def replace_headers(self, texts: Mapping[str, str]) -> Kernel:
+        """Return the same kernel with other texts for some of the package's headers, by their names there ("convt3d/taps.cuh").
+
+        Both backends compile it with these; other kernels, and the files themselves, stay as they are.
+        """
+        return replace(self, overlay={**self.overlay, **texts})
+
+    def including(self, text: str, file: Path, name_of: Callable[[Path], str]) -> str:
+        """Return the text of `file` with what `name_of` gives in the place of each header of this kernel that it includes."""
+        return QUOTED.sub(lambda m: f'{m["before"]}"{name_of(p)}"' if (p := _beside(file, m["name"])) in self.headers else m[0], text)
 
     @property
     def changed_tunables(self) -> dict[str, int]:
@@ -221,12 +275,18 @@ class Kernel:
         kinds = [p.kind for launch in self.launches for p in launch.parameters if p.name == tensor]
         return bool(kinds) and all(kind == "view" for kind in kinds)
 
+    def why_not_on(self, arch: str | None) -> str | None:
+        """Return the one sentence that says that it is not for GPUs of that architecture, or None if it is; None is the host."""
+        if arch is None or any(architecture.runs_on(target, arch) for target in self.architectures):
+            return None
+        return f"{self.name} is for {architecture.described(self.architectures)}, not for {arch}"
+
     def why_not(
         self, problem: Problem, dtype: str, arch: str | None = None, limits: Limits | None = None
     ) -> str | None:
         """Return the one sentence that says why this kernel cannot do a problem (on that GPU), or None if it can."""
-        if arch is not None and arch not in self.architectures:
-            return f"{self.name} is for {', '.join(self.architectures)}, not for {arch}"
+        if reason := self.why_not_on(arch):
+            return reason
         if dtype not in self.dtypes:
             return f"{self.name} has no {dtype} instance (it has {', '.join(self.dtypes)})"
         multiprocessors = HOST_MULTIPROCESSORS if limits is None else limits.multiprocessors
@@ -238,10 +298,17 @@ class Kernel:
             plan = self.plan(problem, dtype, multiprocessors)
         except KernelError as error:
             return str(error)
-        needed = max((launch.shared_bytes for launch in plan.launches), default=0)
+        needed = max((launch.shared_bytes for launch in plan.launches), default=0) + self.static_shared_bytes
         if limits is not None and needed > limits.shared_bytes:
             return f"{self.name}: a block needs {needed} bytes of shared memory, this GPU gives it {limits.shared_bytes}"
         return None
+
+    def why_spreads_nan(self, problem: Problem, dtype: str) -> str | None:
+        """Return the one sentence that says why a NaN among the inputs reaches more than its taps lead to, or None if it does not."""
+        if not self.spreads_nan:
+            return None
+        names = self._names(problem, dtype, HOST_MULTIPROCESSORS)
+        return next((f"it spreads NaN: {why}" for rule, why in self.spreads_nan.items() if evaluate(rule, names)), None)
 
     def require(self, problem: Problem, dtype: str, arch: str | None = None) -> None:
         """Raise `why_not`'s sentence as a KernelError."""
@@ -258,6 +325,7 @@ class Kernel:
             KernelError: a launch would pass a limit of the hardware or of an argument's type.
         """
         names = self._names(problem, dtype, multiprocessors)
+        specialization = tuple((name, int(names[name])) for name in self.specialize)
         launches: list[PlannedLaunch] = []
         for launch in self.launches:
             if launch.when is not None and not evaluate(launch.when, names):
@@ -267,6 +335,9 @@ class Kernel:
             threads = block[0] * block[1] * block[2]
             if threads > MAX_THREADS:
                 raise KernelError(f"{self.name}: block {block} has {threads} threads, the limit is {MAX_THREADS}")
+            shared_bytes = int(evaluate(launch.shared_bytes, names))
+            if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
+                raise KernelError(f"{self.name}: shared_bytes={shared_bytes}: must be from 0 to {MAX_SHARED_BYTES}, the most a GPU gives")
             scalars = {p.name: self._scalar(p, names) for p in launch.parameters if p.kind == "scalar"}
             launches.append(
                 PlannedLaunch(
@@ -275,14 +346,18 @@ class Kernel:
                     scalars,
                     grid,
                     block,
-                    int(evaluate(launch.shared_bytes, names)),
+                    shared_bytes,
                     launch.packs,
                     launch.prepares,
                     self.waits_for_packing and bool(launches) and launches[-1].prepares is not None and launch.packs is None,
+                    tuple(value for _, value in specialization),
                 )
             )
         workspace = {name: int(evaluate(size, names)) for name, size in self.workspace.items()}
-        return Plan(tuple(launches), workspace, tuple((name, int(names[name])) for name in self.specialize))
+        for name, size in workspace.items():
+            if not 0 <= size <= MAX_WORKSPACE:
+                raise KernelError(f"{self.name}: workspace {name}={size}: must be from 0 to {MAX_WORKSPACE} elements")
+        return Plan(tuple(launches), workspace, specialization)
 
     @lru_cache(maxsize=256)  # noqa: B019, as `plan`
     def _names(self, problem: Problem, dtype: str, multiprocessors: int) -> dict[str, Any]:
@@ -295,9 +370,53 @@ class Kernel:
     def _scalar(self, parameter: Parameter, names: Mapping[str, Any]) -> Any:
         value, scalar = names[parameter.name], parameter.scalar
         assert scalar is not None
+        if isinstance(value, tuple):
+            raise KernelError(f"{self.name}: parameter {parameter.name}={value}: must be a number; pass its axes one by one")
         if scalar.kind in "iu" and not np.iinfo(scalar).min <= value <= np.iinfo(scalar).max:
             raise KernelError(f"{self.name}: {parameter.name}={value} does not fit its parameter type {scalar.name}")
         return value
+
+
+def _from_text(source: str, name: str) -> Kernel:
+    if len(source) > MOST_SOURCE:
+        raise KernelError(f"kernel {name!r}: its source has {len(source)} characters, the limit is {MOST_SOURCE}")
+    source = source.removeprefix("\ufeff").replace("\r\n", "\n")
+    match = _DECLARATION.search(source)
+    end = -1 if match is None else source.find("*/", match.end())
+    if match is None or end < 0:
+        raise KernelError(f"kernel {name!r}: no declaration; begin the file with a comment /* convt3d ... */ that gives at "
+                          "least pass, dtypes and one [[launch]] with grid and block")
+    try:
+        declared = tomllib.loads("\n" * source.count("\n", 0, match.end()) + source[match.end() : end])  # the file's line numbers
+    except (ValueError, RecursionError) as error:  # an integer of too many digits is a plain ValueError
+        raise KernelError(f"kernel {name!r}: its declaration is no valid TOML: {error}") from None
+    return _from_declaration(name, source, declared)
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return read_text(path).removeprefix("\ufeff").replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
+        raise KernelError(f"{what} {str(path)!r}: cannot be read: {error}") from None
+
+
+def _beside(file: Path, name: str) -> Path:
+    return Path(os.path.realpath(file.parent / name))
+
+
+def _headers_beside(path: Path, text: str) -> dict[Path, str]:
+    """Return the texts of all headers that are included by their place beside the file that includes them, and theirs."""
+    found: dict[Path, str] = {}
+    waiting = [(path, text)]
+    while waiting:
+        file, content = waiting.pop()
+        require_inside(content, str(file), file, path.parent)
+        for match in QUOTED.finditer(content):
+            header = _beside(file, match["name"])
+            if header not in found and os.path.isfile(header):  # False too for a name that no file can have
+                found[header] = _read(header, f"{file.name}: header")
+                waiting.append((header, found[header]))
+    return dict(sorted(found.items()))
 
 
 class _Names(dict[str, Any]):
@@ -330,58 +449,133 @@ def _three(
 
 def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kernel:
     def fail(message: str) -> KernelError:
-        return KernelError(f"kernel {name!r}: {message}")
+        return KernelError(f"kernel {shown(name)}: {message}")
 
     unknown = set(declared) - _KEYS
     if unknown:
         raise fail(f"its declaration has unknown keys {sorted(unknown)}; known: {sorted(_KEYS)}")
-    if declared.get("pass") not in PASSES:
-        raise fail(f"pass={declared.get('pass')!r}: must be one of {', '.join(PASSES)}")
-    dtypes = declared.get("dtypes", ["fp32"])
-    if not isinstance(dtypes, list) or not dtypes or set(dtypes) - set(DTYPES):
-        raise fail(f"dtypes={dtypes!r}: must be a list of {', '.join(DTYPES)}")
-    architectures = declared.get("architectures", list(ARCHITECTURES))
-    if not isinstance(architectures, list) or not architectures or set(architectures) - set(ARCHITECTURES):
-        raise fail(f"architectures={architectures!r}: must be a list of {', '.join(ARCHITECTURES)}")
-    for table in ("specialize", "constants", "restrictions", "workspace"):
-        if not isinstance(declared.get(table, {}), dict):
-            raise fail(f"{table}: must be a table")
-    launches = declared.get("launch")
-    if not isinstance(launches, list) or not launches:
-        raise fail("no [[launch]]: give at least one with grid and block")
+    pass_name = declared.get("pass")
+    if not isinstance(pass_name, str) or pass_name not in PASSES:
+        raise fail(f"pass={shown(pass_name)}: must be one of {', '.join(PASSES)}")
+    dtypes = _known_names(fail, "dtypes", declared.get("dtypes", ["fp32"]), tuple(DTYPES))
+    architectures = _architectures(fail, declared.get("architectures", list(ARCHITECTURES)))
+    deterministic = declared.get("deterministic", True)
+    if not isinstance(deterministic, bool):
+        raise fail(f"deterministic={shown(deterministic)}: must be true or false")
+    padding = declared.get("multiplies_padding", False)
+    if not isinstance(padding, bool) or (padding and pass_name != "fprop"):
+        raise fail(f"multiplies_padding={shown(padding)}: must be true or false, and true only for fprop")
+    static = declared.get("static_shared_bytes", 0)
+    if type(static) is not int or not 0 <= static <= MAX_SHARED_BYTES:
+        raise fail(f"static_shared_bytes={shown(static)}: must be a number of bytes, at most {MAX_SHARED_BYTES}")
+    tables = {table: _expressions(fail, table, declared.get(table, {})) for table in ("specialize", "constants", "workspace")}
+    if taken := set(tables["workspace"]) & set(TENSORS[pass_name]):
+        raise fail(f"workspace: {sorted(taken)[0]!r} is a tensor of {pass_name}; choose another name")
     tunables = dict(_defaults(source))
-    search = declared.get("search", {})
-    if not isinstance(search, dict) or not all(isinstance(v, list) and v and all(type(n) is int for n in v) for v in search.values()):
-        raise fail(f"search={search!r}: must be a table of tunable = [integers]")
-    if unknown := set(search) - set(tunables):
-        raise fail(f"search: {sorted(unknown)} are no tunables; there are {sorted(tunables)}")
-    tensors = (*TENSORS[declared["pass"]], *declared.get("workspace", {}))
-    declared_scalars = (*declared.get("specialize", {}), *declared.get("constants", {}), *tunables)
+    for tunable, value in tunables.items():
+        if value > MOST_TUNABLE:
+            raise fail(f"#define {tunable}: must be at most 2**31 - 1")
+    launches = declared.get("launch")
+    if not isinstance(launches, list) or not launches or not all(isinstance(launch, dict) for launch in launches):
+        raise fail("no [[launch]]: give at least one with grid and block")
+    if len(launches) > MOST_NAMES:
+        raise fail(f"[[launch]]: there are {len(launches)}, the limit is {MOST_NAMES}")
+    tensors = (*TENSORS[pass_name], *tables["workspace"])
+    declared_scalars = (*tables["specialize"], *tables["constants"], *tunables)
     scalars = {*Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)).names, *declared_scalars, *_device_names("fp32", 1)}
-    functions = {m["symbol"]: m["parameters"] for m in _GLOBAL.finditer(without_comments(source))}
-    if not functions:
-        raise fail("the source has no `__global__ void` function (templates cannot be launched by name)")
+    functions = _functions(fail, source)
     return Kernel(
         name=name,
         source=source,
-        pass_name=declared["pass"],
-        dtypes=tuple(dtypes),
-        architectures=tuple(architectures),
-        deterministic=bool(declared.get("deterministic", True)),
+        pass_name=pass_name,
+        dtypes=dtypes,
+        architectures=architectures,
+        deterministic=deterministic,
         tunables=tunables,
-        specialize=declared.get("specialize", {}),
-        constants=declared.get("constants", {}),
-        restrictions=declared.get("restrictions", {}),
-        workspace=declared.get("workspace", {}),
-        search={name: tuple(values) for name, values in search.items()},
+        restrictions=_reasons(fail, "restrictions", declared.get("restrictions", {})),
+        spreads_nan=_reasons(fail, "spreads_nan", declared.get("spreads_nan", {})),
+        multiplies_padding=padding,
+        search=_search(fail, declared.get("search", {}), tunables),
+        specialize=tables["specialize"],
+        constants=tables["constants"],
+        workspace=tables["workspace"],
+        static_shared_bytes=static,
         launches=tuple(_launch(fail, entry, functions, tensors, scalars) for entry in launches),
     )
+
+
+def _known_names(fail: Any, key: str, given: object, known: tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(given, list) or not given or not all(isinstance(name, str) and name in known for name in given):
+        raise fail(f"{key}={shown(given)}: must be a list of {', '.join(known)}")
+    return tuple(dict.fromkeys(given))
+
+
+def _architectures(fail: Any, given: object) -> tuple[str, ...]:
+    if not isinstance(given, list) or not given or not all(map(architecture.is_target, given)):
+        raise fail(
+            f"architectures={shown(given)}: must be a list of '{architecture.OLDEST}' or a later one (that and newer), "
+            f"'{architecture.OLDEST_ALONE}' or a later one (that alone)"
+        )
+    return tuple(dict.fromkeys(given))
+
+
+def _expressions(fail: Any, key: str, given: object) -> dict[str, str | int]:
+    """Return a table of names and expressions, each of which can be read."""
+    if not isinstance(given, dict) or len(given) > MOST_NAMES:
+        raise fail(f"{key}: must be a table of at most {MOST_NAMES} names with expressions")
+    for name, value in given.items():
+        if not _NAME.fullmatch(name):
+            raise fail(f"{key}: {shown(name)} must be a name of letters, digits and _")
+        _expression(fail, f"{key}.{name}", value)
+    return given
+
+
+def _expression(fail: Any, key: str, value: object) -> None:
+    if type(value) not in (int, str) or (isinstance(value, int) and abs(value) > MOST_VALUE):
+        raise fail(f"{key}={shown(value)}: must be an integer or an expression in quotes")
+    if isinstance(value, str) and kind_of(value) != "int":
+        raise fail(f"{key}={shown(value)}: must be a number, and is a tuple")
+
+
+def _reasons(fail: Any, key: str, given: object) -> dict[str, str]:
+    if not isinstance(given, dict) or len(given) > MOST_NAMES:
+        raise fail(f"{key}: must be a table of at most {MOST_NAMES} expressions, each with the sentence that says why")
+    for rule, reason in given.items():
+        _expression(fail, key, rule)
+        if not isinstance(reason, str) or not reason:
+            raise fail(f"{key}: {shown(rule)} = {shown(reason)}: must be the sentence that says why")
+    return given
+
+
+def _search(fail: Any, given: object, tunables: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    def listed(values: object) -> bool:
+        return isinstance(values, list) and bool(values) and all(type(n) is int and 0 <= n <= MOST_TUNABLE for n in values)
+
+    if not isinstance(given, dict) or not all(listed(values) for values in given.values()):
+        raise fail(f"search={shown(given)}: must be a table of tunable = [integers from 0 to 2**31 - 1]")
+    if unknown := set(given) - set(tunables):
+        raise fail(f"search: {sorted(unknown)} are no tunables; there are {sorted(tunables)}")
+    return {name: tuple(values) for name, values in given.items()}
+
+
+def _functions(fail: Any, source: str) -> dict[str, str]:
+    """Return the parameters of each `__global__` function, by its symbol."""
+    if any(match["open"] is not None for match in _COMMENT_OR_TEXT.finditer(source)):
+        raise fail("a comment /* of its source is never closed")
+    pieces = re.split(r"\b__global__\b", without_comments(source))[1:]
+    functions = {m["symbol"]: m["parameters"] for m in map(_FUNCTION.match, pieces) if m is not None}
+    if not functions:
+        raise fail("the source has no `__global__ void` function (templates cannot be launched by name)")
+    return functions
 
 
 def _launch(fail: Any, entry: dict[str, Any], functions: dict[str, str], tensors: tuple[str, ...], scalars: set[str]) -> Launch:
     unknown = set(entry) - _LAUNCH_KEYS
     if unknown:
         raise fail(f"[[launch]] has unknown keys {sorted(unknown)}; known: {sorted(_LAUNCH_KEYS)}")
+    for key in ("symbol", "packs", "prepares"):
+        if not isinstance(entry.get(key, ""), str):
+            raise fail(f"{key}={shown(entry[key])}: must be a name in quotes")
     symbol = entry.get("symbol", next(iter(functions)) if len(functions) == 1 else None)
     if symbol is None:
         raise fail(f"[[launch]] needs a symbol: the source has {', '.join(functions)}")
@@ -392,8 +586,12 @@ def _launch(fail: Any, entry: dict[str, Any], functions: dict[str, str], tensors
             raise fail(f"[[launch]] needs a {key}: one to three integers or expressions")
     sizes = {key: tuple(entry[key]) if isinstance(entry[key], list) else (entry[key],) for key in ("grid", "block")}
     for key, values in sizes.items():
-        if not 1 <= len(values) <= 3 or not all(isinstance(v, (str, int)) for v in values):
-            raise fail(f"{key}={entry[key]!r}: must be one to three integers or expressions")
+        if not 1 <= len(values) <= 3 or not all(type(v) in (str, int) for v in values):
+            raise fail(f"{key}={shown(entry[key])}: must be one to three integers or expressions")
+        for value in values:
+            _expression(fail, key, value)
+    for key in ("shared_bytes", "when"):
+        _expression(fail, key, entry.get(key, 0))
     parameters = tuple(_parameter(fail, symbol, text, tensors, scalars) for text in split_top_level(functions[symbol]))
     packs = entry.get("packs")
     if packs is not None and (packs not in tensors or {p.name for p in parameters if p.kind in _TENSOR_KINDS} != {"weight", packs}):
@@ -406,11 +604,11 @@ def _launch(fail: Any, entry: dict[str, Any], functions: dict[str, str], tensors
 
 
 def _parameter(fail: Any, symbol: str, text: str, tensors: tuple[str, ...], scalars: set[str]) -> Parameter:
-    words = re.sub(r"\b(const|volatile|__restrict__|__restrict|__grid_constant__)\b", " ", text)
-    match = re.fullmatch(r"\s*(?P<type>.+?)\s*\b(?P<name>\w+)\s*", words, re.DOTALL)
-    if match is None:
-        raise fail(f"{symbol}: cannot read its parameter {text.strip()!r}")
-    kind, name = " ".join(match["type"].split()), match["name"]
+    words = " ".join(re.sub(r"\b(const|volatile|__restrict__|__restrict|__grid_constant__)\b", " ", text).split())
+    kind = words.rstrip(f"{string.ascii_letters}{string.digits}_")
+    name, kind = words[len(kind) :], kind.strip()
+    if not kind or not _NAME.fullmatch(name):
+        raise fail(f"{symbol}: cannot read its parameter {shown(text.strip())}")
     if "*" in kind or "View<" in kind:
         if name not in tensors:
             raise fail(f"{symbol}: parameter {name!r} is a tensor and must be named one of {', '.join(tensors)}")
@@ -418,7 +616,7 @@ def _parameter(fail: Any, symbol: str, text: str, tensors: tuple[str, ...], scal
     if kind == "Problem":
         return Parameter(name, "problem")
     if kind not in SCALARS:
-        raise fail(f"{symbol}: parameter {name!r} has type {kind!r}; scalars are {', '.join(SCALARS)}")
+        raise fail(f"{symbol}: parameter {name!r} has type {shown(kind)}; scalars are {', '.join(SCALARS)}")
     if name not in scalars:
         raise fail(f"{symbol}: no value is known by the name of parameter {name!r}; name it as in Problem "
                    f"({', '.join(sorted(scalars))}) or give it in [constants]")
@@ -432,8 +630,7 @@ def _defaults(source: str) -> Mapping[str, int]:
 
 def without_comments(source: str) -> str:
     """Return the source with comments and string contents blanked, every character and line in its place."""
-    pattern = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
-    return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
+    return _COMMENT_OR_TEXT.sub(lambda match: match[0] if match[0][0] == "\\" else re.sub(r"[^\n]", " ", match[0]), source)
 
 
 def split_top_level(text: str) -> list[str]:

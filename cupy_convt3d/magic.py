@@ -16,11 +16,12 @@ from .backends.host import HostBackend
 from .backends.nvrtc import compile_cubin, log_attributes
 from .errors import BackendError, CompileError, KernelError, LaunchError, ProblemError
 from .kernel import Kernel
+from .lab.bench.contest import compare
+from .lab.bench.measure import Bench, Ceilings, Row, measure_ceilings
+from .lab.bench.rivals import RIVALS
 from .lab.check import check, default_backend
-from .lab.measure import Bench, Ceilings, Row, measure_ceilings
-from .lab.rivals import RIVALS
+from .lab.run.worker import Worker
 from .lab.suites import HOST_FLOP_LIMIT, named_problem, scaled_down, suite
-from .lab.worker import Worker
 from .problem import Problem
 from .source import Instance
 
@@ -140,7 +141,7 @@ class Convt3dMagics(Magics):
         if not report.passed:
             return False
         figures = Figures(cell.timed_on, report.worst_ratio)
-        refusal = cell.kernel.why_not(cell.problem, cell.dtype, self._bench(cell).backend.arch)
+        refusal = self._bench(cell).backend.why_not(cell.kernel, cell.problem, cell.dtype)
         if refusal is not None:
             print(f"Not timed on {cell.timed_on}: {refusal}")
         else:
@@ -165,7 +166,7 @@ class Convt3dMagics(Magics):
             self._ceilings[cell.dtype] = measure_ceilings(bench, (cell.dtype,))  # type: ignore[assignment]
         ceilings = self._ceilings.get(cell.dtype) if cell.backend == "cuda" else None
         contenders = [cell.kernel, *cell.kernels]
-        rows = bench.compare(cell.case, cell.problem, cell.kernel.pass_name, contenders, cell.dtype, ceilings)
+        rows = compare(bench, cell.case, cell.problem, cell.kernel.pass_name, contenders, cell.dtype, ceilings)
         own = next(row for row in rows if not row.is_rival)
         print(f"Timed on {cell.timed_on}, {cell.problem.flop / 1e6:.3g} MFLOP" + "; says nothing of a GPU" * (cell.backend == "host"))
         width = max(len(row.contender) for row in rows)
@@ -193,8 +194,7 @@ class Convt3dMagics(Magics):
                 module = backend.compile(backend.instance(cell.kernel, cell.dtype, plan))
                 each = {launch.symbol: dict(module.attributes(launch.symbol)) for launch in plan.launches}
             else:
-                known = cell.kernel.architectures
-                arch = OFFLINE_ARCHITECTURE if OFFLINE_ARCHITECTURE in known else known[0]
+                arch = OFFLINE_ARCHITECTURE if cell.kernel.why_not_on(OFFLINE_ARCHITECTURE) is None else cell.kernel.architectures[0]
                 log = log_attributes(compile_cubin(Instance(cell.kernel, cell.dtype, plan.specialization), arch)[1])
                 each = {launch.symbol: dict(log[launch.symbol]) for launch in plan.launches}
         except BackendError:

@@ -1,28 +1,27 @@
 """The functional API: `conv_transpose3d` and its two gradients on arrays.
 
-Everything is validated before anything is allocated or launched. A call is then one `_Call`: the problem, the arrays it reads, where
-the result goes, and who computes it.
+Everything is validated before anything is allocated or launched. What comes of it (the problem, who computes it, the compiled kernel)
+is one `_PlannedCall`, kept for calls like it.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from . import torch_library
-from .arrays import Array, keep_until_done, library_of, read
-from .backends.base import Backend, TensorRef, run
-from .choice import Choice, backend_for, decide
+from . import registry, torch_library, tuning
+from .arrays import Array, check_alike, keep_until_done, library_of, read
+from .backends.base import Prepared, TensorRef
+from .choice import Choice, backend_for, check_options, decide
 from .errors import ProblemError, ProblemTypeError
 from .kernel import Kernel
+from .plans import keep, plans
 from .problem import Problem
 
 Size = int | Sequence[int]
 
-_loaded_torch_op: Any = None  # a look-up in the import system takes longer than this
+_torch_layer: Any = None  # the module, once it is loaded: a look-up in the import system takes longer, and disturbs torch.compile
 
 
 def conv_transpose3d(
@@ -45,9 +44,8 @@ def conv_transpose3d(
     On torch tensors it is differentiable to any order, obeys autocast and can be traced, compiled and exported. The gradients use the
     same backend; an `algorithm` that names a kernel is the forward's, the gradients then take "auto".
 
-    Some kernels read the weight in an order of their own. Calls on torch tensors that record no gradient keep it in that order until
-    the weight changes (`forget_packed_weights` says what is noticed). Other libraries' arrays do not tell when they are written, so
-    each call with them, and each call with `out`, packs the weight anew.
+    Some kernels read the weight in an order of their own: each call brings it into that order, and keeps nothing. A module whose
+    weights are declared frozen keeps it (`nn.freeze`).
 
     Input `i` and tap `t` feed output `o = i*stride - padding + t*dilation`; each output size is
     `(in - 1)*stride - 2*padding + dilation*(kernel - 1) + output_padding + 1`.
@@ -60,13 +58,13 @@ def conv_transpose3d(
         stride, padding, output_padding, dilation: an int or three.
         groups: divides Cin and Cout.
         algorithm: "auto" (what was measured quickest on this device for the problem or one near it, else a plain kernel if it is
-            tiny and on a GPU, else the first kernel of `choice.ORDER` that takes it), a registered kernel's name with or without
+            tiny, else the first kernel of `choice.ORDER` that takes it), a registered kernel's name with or without
             its pass ("gather", "fprop_gather"), a `Kernel`, or "library" (torch's own operator).
         fp32_precision: the loosest arithmetic allowed for fp32: "ieee", "tf32x3", "tf32"; None is
             `torch.backends.cudnn.conv.fp32_precision` for torch tensors, else "ieee".
         backend: "cuda", "host" (the same kernels on the CPU), "torch" (torch's own operator). None takes "cuda" for CUDA arrays
             and "host" for CPU arrays. Unless `algorithm` names a kernel it takes "torch" for torch's CPU tensors, and for its CUDA
-            tensors where no kernel was measured to be quicker, unless the problem is tiny (`convt3d info --why` says).
+            tensors where no kernel was measured to be quicker (`convt3d info --why` says).
         out: an array to write: the result's library, shape, dtype and device, any strides. Its bytes, from the first to the last,
             must not overlap those of an input; interleaved views of one buffer are refused too.
 
@@ -81,15 +79,13 @@ def conv_transpose3d(
         BackendError: CuPy, a GPU or a compiler is missing.
     """
     geometry = (stride, padding, output_padding, groups, dilation)
-    if out is None and _are_torch(x, w, bias):
-        return _torch_op().conv_transpose3d(
+    if out is None and (_are_torch(x, w) if bias is None else _are_torch(x, w, bias)):
+        return load_torch_layer().conv_transpose3d(
             x, w, bias, *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
         )
+    check_options(algorithm, fp32_precision, backend)
     given = {"input": x, "weight": w} | ({} if bias is None else {"bias": bias})
-    arrays = _read_all(given)
-    bias_shape = arrays["bias"].ref.shape if "bias" in arrays else None
-    problem = Problem.from_shapes(arrays["input"].ref.shape, arrays["weight"].ref.shape, bias_shape, *geometry)
-    return _execute("fprop", problem, arrays, len(arrays["input"].ref.shape) == 4, algorithm, fp32_precision, backend, out)
+    return _execute("fprop", _read_all(given), None, geometry, (algorithm, fp32_precision, backend), out)
 
 
 def conv_transpose3d_grad_input(
@@ -121,17 +117,15 @@ def conv_transpose3d_grad_input(
     Raises:
         ProblemError, KernelError, BackendError: as for `conv_transpose3d`.
     """
+    check_options(algorithm, fp32_precision, backend)
     geometry = (stride, padding, output_padding, groups, dilation)
     if out is None and _are_torch(grad_output, weight):
         shape = _shape("input_shape", input_shape)
-        return _torch_op().conv_transpose3d_grad_input(
+        return load_torch_layer().conv_transpose3d_grad_input(
             grad_output, weight, shape, *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
         )
     arrays = _read_all({"grad_output": grad_output, "weight": weight})
-    problem = Problem.from_shapes(_shape("input_shape", input_shape), arrays["weight"].ref.shape, None, *geometry)
-    unbatched = len(input_shape) == 4
-    _check_shape(arrays["grad_output"], problem.output_shape, unbatched)
-    return _execute("dgrad", problem, arrays, unbatched, algorithm, fp32_precision, backend, out)
+    return _execute("dgrad", arrays, _shape("input_shape", input_shape), geometry, (algorithm, fp32_precision, backend), out)
 
 
 def conv_transpose3d_grad_weight(
@@ -163,36 +157,35 @@ def conv_transpose3d_grad_weight(
     Raises:
         ProblemError, KernelError, BackendError: as for `conv_transpose3d`.
     """
+    check_options(algorithm, fp32_precision, backend)
     geometry = (stride, padding, output_padding, groups, dilation)
     if out is None and _are_torch(input, grad_output):
         shape = _shape("weight_shape", weight_shape)
-        return _torch_op().conv_transpose3d_grad_weight(
+        return load_torch_layer().conv_transpose3d_grad_weight(
             input, grad_output, shape, *geometry, algorithm=algorithm, fp32_precision=fp32_precision, backend=backend
         )
     arrays = _read_all({"input": input, "grad_output": grad_output})
-    problem = Problem.from_shapes(arrays["input"].ref.shape, _shape("weight_shape", weight_shape), None, *geometry)
-    unbatched = len(arrays["input"].ref.shape) == 4
-    _check_shape(arrays["grad_output"], problem.output_shape, unbatched)
-    return _execute("wgrad", problem, arrays, unbatched, algorithm, fp32_precision, backend, out)
+    return _execute("wgrad", arrays, _shape("weight_shape", weight_shape), geometry, (algorithm, fp32_precision, backend), out)
 
 
 def _are_torch(*values: Any) -> bool:
-    torch = sys.modules.get("torch")
-    if torch is None:
+    if _torch_layer is None and (values[0] is None or "torch" not in sys.modules):
         return False
-    for value in values:  # a generator costs a microsecond more
-        if value is not None and not isinstance(value, torch.Tensor):
+    tensor = load_torch_layer().torch.Tensor
+    for value in values:  # noqa: SIM110, a generator costs a microsecond more
+        if not isinstance(value, tensor):
             return False
-    return values[0] is not None
+    return True
 
 
-def _torch_op() -> Any:
-    global _loaded_torch_op
-    if _loaded_torch_op is None:
-        from . import torch_op  # imports torch
+def load_torch_layer() -> Any:
+    """Return `torch_layer`, which brings torch."""
+    global _torch_layer
+    if _torch_layer is None:
+        from . import torch_layer  # imports torch
 
-        _loaded_torch_op = torch_op
-    return _loaded_torch_op
+        _torch_layer = torch_layer
+    return _torch_layer
 
 
 def _read_all(given: dict[str, Any]) -> dict[str, Array]:
@@ -206,16 +199,6 @@ def _read_all(given: dict[str, Any]) -> dict[str, Array]:
     return arrays
 
 
-def check_alike(arrays: dict[str, Array]) -> None:
-    """Raise ProblemError unless all arrays are on one device and of one dtype."""
-    first, *others = arrays.values()
-    for other in others:
-        for what in ("device", "dtype"):
-            ours, theirs = getattr(first, what), getattr(other, what)
-            if ours != theirs:
-                raise ProblemError(f"{other.argument}: {what} is {theirs}; must be {ours}, as {first.argument}'s")
-
-
 def _shape(name: str, value: Any) -> tuple[int, ...]:
     try:
         shape = tuple(value)
@@ -226,68 +209,165 @@ def _shape(name: str, value: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in shape)
 
 
+class _PlannedCall:
+    """How calls of one description are computed.
+
+    Attributes:
+        shape: the written tensor's, as kernels see it: always with a batch.
+        drops_batch: whether the caller's result has none.
+    """
+
+    def __init__(
+        self, pass_name: str, problem: Problem, arrays: dict[str, Array], unbatched: bool, options: tuple[Any, Any, Any]
+    ) -> None:
+        self.pass_name, self.problem, self.unbatched, self.fp32_precision = pass_name, problem, unbatched, options[1]
+        self.shapes, written = problem.shapes(pass_name)
+        self.shape = self.shapes[written]
+        self.drops_batch = unbatched and pass_name != "wgrad"
+        self.channels_last = pass_name != "wgrad" and any(array.ref.is_channels_last for array in arrays.values())
+        self.choice: Choice = decide(pass_name, problem, arrays, *options)
+        self._prepared: Prepared | None = None  # from the first call on, when there is a result
+        self._copied: tuple[str, ...] = ()
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        return self.shape[1:] if self.drops_batch else self.shape
+
+    def run(self, arrays: dict[str, Array], out: Array | None) -> Any:
+        """Return the result of a call that this plan was made for; `out` has been checked."""
+        if self.choice.kernel is None:
+            assert out is not None  # without `out`, torch's tensors go through `torch_layer`
+            return self._by_library(arrays, out)
+        first = next(iter(arrays.values()))
+        library, device = first.library, first.device
+        with library.on(device):
+            destination = out or self._new(first)
+            if self.problem.batch:
+                self._launch(arrays, destination)
+            else:  # no launch, and a sum over nothing
+                library.assign(destination.native, 0)
+            foreign = [array.native for array in arrays.values() if array.foreign]
+            if foreign and device.kind == "cuda":
+                keep_until_done(foreign, device)
+            if out is None:
+                return library.result(destination.native)
+        if library.name == "torch":  # autograd must notice a write that it cannot see
+            sys.modules["torch"].autograd.graph.increment_version(destination.native)
+        return destination.native
+
+    def _new(self, first: Array) -> Array:
+        """Return new memory in the layout that torch would give the result."""
+        native = first.library.empty(self.shape, first.dtype, first.device, self.channels_last)
+        return first.library.read("out", native[0] if self.drops_batch else native)
+
+    def _launch(self, arrays: dict[str, Array], destination: Array) -> None:
+        """Run the kernel; what it cannot read or write in its own strides goes through a contiguous copy."""
+        kernel, library, device = self.choice.kernel, destination.library, destination.device
+        assert kernel is not None
+        tensors = {**arrays, kernel.written: destination}
+        if self._prepared is None:
+            self._copied = tuple(n for n, array in tensors.items() if not (kernel.takes_strides(n) or array.ref.is_contiguous))
+        for name in self._copied:
+            array, output = tensors[name], name == kernel.written
+            copy = library.empty(array.ref.shape, array.dtype, device) if output else library.contiguous(array.native)
+            tensors[name] = library.read(name, copy)
+        if self._prepared is None:
+            refs = {name: _of_rank(array.ref, len(self.shapes[name])) for name, array in tensors.items()}
+            backend = backend_for(self.choice.backend, device.index)
+            self._prepared = Prepared(backend, kernel, self.problem, self.choice.instance, refs)
+        addresses = {name: array.ref.pointer for name, array in tensors.items()}
+        workspaces = []  # alive until the launches are queued; after that the allocator's stream order protects them
+        for name, size in self._prepared.workspace.items():
+            addresses[name], owner = library.allocate(size, device) if size else (0, None)
+            workspaces.append(owner)
+        self._prepared.launch(addresses, library.stream(device))
+        if kernel.written in self._copied:
+            library.assign(destination.native, tensors[kernel.written].native)
+
+    def _by_library(self, arrays: dict[str, Array], out: Array) -> Any:
+        operands = [array.native for array in arrays.values()]
+        if self.unbatched:
+            operands = [tensor.unsqueeze(0) if tensor.dim() == 4 else tensor for tensor in operands]
+        stricter = torch_library.is_stricter(self.fp32_precision, operands[0])
+        result = torch_library.run(self.pass_name, self.problem, stricter, *operands)
+        return out.native.copy_(result.squeeze(0) if self.drops_batch else result)
+
+
+def _execute(
+    pass_name: str,
+    arrays: dict[str, Array],
+    shape: tuple[int, ...] | None,
+    geometry: tuple[Any, ...],
+    options: tuple[str | Kernel, str | None, str | None],
+    out: Any,
+) -> Any:
+    """Compute a pass.
+
+    Args:
+        shape: of the gradient; None for fprop.
+        options: algorithm, fp32_precision, backend.
+    """
+    destination = None if out is None else read("out", out)
+    key = _key(pass_name, arrays, destination, shape, geometry, options)
+    plan = None if key is None else plans.get(key)
+    if plan is None:
+        plan = _make_plan(pass_name, arrays, shape, geometry, options)
+    if destination is not None:
+        _check_out(plan, arrays, destination)
+    result = plan.run(arrays, destination)
+    if key is not None and key not in plans:
+        keep(key, plan)
+    return result if out is None else out
+
+
+def _key(
+    pass_name: str,
+    arrays: dict[str, Array],
+    destination: Array | None,
+    shape: tuple[int, ...] | None,
+    geometry: tuple[Any, ...],
+    options: tuple[Any, Any, Any],
+) -> tuple[Any, ...] | None:
+    """Return what a plan depends on; None where torch's settings belong to it, or sizes are no plain integers (1.0 is 1 in a key)."""
+    for sizes in geometry:
+        if type(sizes) is not int and not (type(sizes) is tuple and all(type(size) is int for size in sizes)):
+            return None
+    described: list[Any] = []
+    for array in arrays.values():
+        if array.library.name == "torch":
+            return None
+        described += (type(array.library), array.ref.shape, array.ref.strides, array.dtype, array.device)
+    layout = None if destination is None else destination.ref.strides
+    return (pass_name, *described, layout, shape, geometry, options, registry.state(), tuning.state())
+
+
+def _make_plan(
+    pass_name: str,
+    arrays: dict[str, Array],
+    shape: tuple[int, ...] | None,
+    geometry: tuple[Any, ...],
+    options: tuple[str | Kernel, str | None, str | None],
+) -> _PlannedCall:
+    shapes = {name: array.ref.shape for name, array in arrays.items()}
+    if shape is not None:
+        shapes["input" if pass_name == "dgrad" else "weight"] = shape
+    problem = Problem.from_shapes(shapes["input"], shapes["weight"], shapes.get("bias"), *geometry)
+    unbatched = len(shapes["input"]) == 4
+    if "grad_output" in arrays:
+        _check_shape(arrays["grad_output"], problem.output_shape, unbatched)
+    return _PlannedCall(pass_name, problem, arrays, unbatched, options)
+
+
 def _check_shape(array: Array, batched: tuple[int, ...], unbatched: bool) -> None:
     expected = batched[1:] if unbatched else batched
     if array.ref.shape != expected:
         raise ProblemError(f"{array.argument}.shape={array.ref.shape}: must be {expected} for this problem")
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
-    pass_name: str
-    problem: Problem
-    arrays: dict[str, Array]
-    unbatched: bool
-    out: Array | None
-
-    @property
-    def first(self) -> Array:
-        return next(iter(self.arrays.values()))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The written tensor's, as kernels see it: always with a batch."""
-        shapes, written = self.problem.shapes(self.pass_name)
-        return shapes[written]
-
-    @property
-    def drops_batch(self) -> bool:
-        return self.unbatched and self.pass_name != "wgrad"
-
-    def destination(self) -> Array:
-        """Return `out`, or new memory in the layout torch would give it."""
-        if self.out is not None:
-            return self.out
-        channels_last = self.pass_name != "wgrad" and any(a.ref.is_channels_last for a in self.arrays.values())
-        library = self.first.library
-        native = library.empty(self.shape, self.first.dtype, self.first.device, channels_last)
-        return library.read("out", native[0] if self.drops_batch else native)
-
-
-def _execute(
-    pass_name: str,
-    problem: Problem,
-    arrays: dict[str, Array],
-    unbatched: bool,
-    algorithm: str | Kernel,
-    fp32_precision: str | None,
-    backend: str | None,
-    out: Any,
-) -> Any:
-    choice = decide(pass_name, problem, arrays, algorithm, fp32_precision, backend)
-    call = _Call(pass_name, problem, arrays, unbatched, None if out is None else read("out", out))
-    if call.out is not None:
-        _check_out(call)
-    result = _run_library(call, choice.precision) if choice.kernel is None else _run_kernel(call, choice.kernel, choice)
-    return result if out is None else out
-
-
-def _check_out(call: _Call) -> None:
-    out, first = call.out, call.first
-    assert out is not None
-    expected = call.shape[1:] if call.drops_batch else call.shape
+def _check_out(plan: _PlannedCall, arrays: dict[str, Array], out: Array) -> None:
+    first = next(iter(arrays.values()))
     found = (out.library.name, out.ref.shape, out.dtype, str(out.device))
-    wanted = (first.library.name, expected, first.dtype, str(first.device))
+    wanted = (first.library.name, plan.result_shape, first.dtype, str(first.device))
     for what, have, want in zip(("library", "shape", "dtype", "device"), found, wanted, strict=True):
         if have != want:
             raise ProblemError(f"out: {what} is {have}; must be {want}")
@@ -301,7 +381,7 @@ def _check_out(call: _Call) -> None:
     if _overlaps_itself(out.ref):
         raise ProblemError(f"out.strides={out.ref.strides}: some of its elements share memory; each must have its own")
     low, high = out.byte_range
-    for array in call.arrays.values():
+    for array in arrays.values():
         start, stop = array.byte_range
         if low < stop and start < high:
             raise ProblemError(f"out: its memory overlaps that of {array.argument}; must be apart from every input")
@@ -318,60 +398,5 @@ def _overlaps_itself(ref: TensorRef) -> bool:
     return False
 
 
-def _run_kernel(call: _Call, kernel: Kernel, choice: Choice) -> Any:
-    library, device = call.first.library, call.first.device
-    if math.prod(call.shape) == 0:
-        return library.result(call.destination().native)
-    backend = backend_for(choice.backend, device.index) if call.problem.batch else None
-    with library.on(device):
-        destination = call.destination()
-        if backend is None:  # batch 0: no launch, and a sum over nothing
-            library.assign(destination.native, 0)
-        else:
-            _launch(call, kernel, choice.instance, backend, destination)
-        foreign = [array.native for array in call.arrays.values() if array.foreign]
-        if foreign and device.kind == "cuda":
-            keep_until_done(foreign, device)
-        if call.out is None:
-            return library.result(destination.native)
-    if library.name == "torch":  # autograd must notice a write that it cannot see
-        sys.modules["torch"].autograd.graph.increment_version(destination.native)
-    return destination.native
-
-
-def _launch(call: _Call, kernel: Kernel, instance: str, backend: Backend, destination: Array) -> None:
-    """Run the kernel; what it cannot read or write in its own strides goes through a contiguous copy."""
-    library, device = call.first.library, call.first.device
-    arrays = dict(call.arrays)
-    for name, array in arrays.items():
-        if not kernel.takes_strides(name) and not array.ref.is_contiguous:
-            arrays[name] = library.read(name, library.contiguous(array.native))
-    target = destination
-    if not kernel.takes_strides(kernel.written) and not target.ref.is_contiguous:
-        target = library.read("out", library.empty(target.ref.shape, target.dtype, device))
-    shapes = call.problem.shapes(call.pass_name)[0]
-    refs = {name: _of_rank(array.ref, len(shapes[name])) for name, array in arrays.items()}
-    refs[kernel.written] = _of_rank(target.ref, len(call.shape))
-    workspaces = []
-
-    def allocate(_: str, size: int) -> int:
-        pointer, owner = library.allocate(size, device)
-        workspaces.append(owner)  # alive until the launches are queued; after that the allocator's stream order protects it
-        return pointer
-
-    run(backend, kernel, call.problem, instance, refs, allocate, library.stream(device))
-    if target is not destination:
-        library.assign(destination.native, target.native)
-
-
 def _of_rank(ref: TensorRef, rank: int) -> TensorRef:
     return ref.with_batch() if len(ref.shape) == 4 and rank == 5 else ref
-
-
-def _run_library(call: _Call, precision: str) -> Any:
-    assert call.out is not None  # without `out`, torch's tensors go through `torch_op`
-    operands = [array.native for array in call.arrays.values()]
-    if call.unbatched:
-        operands = [tensor.unsqueeze(0) if tensor.dim() == 4 else tensor for tensor in operands]
-    result = torch_library.run(call.pass_name, call.problem, precision, *operands)
-    return call.out.native.copy_(result.squeeze(0) if call.drops_batch else result)

@@ -8,8 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
-from .errors import ProblemError, ProblemTypeError
+from .errors import ProblemError, ProblemTypeError, shown
 
 Triple = tuple[int, int, int]
 PASSES = ("fprop", "dgrad", "wgrad")
@@ -21,11 +22,11 @@ def _integer(name: str, value: object, minimum: int) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ProblemTypeError(f"{name}={value!r}: must be an integer") from None
+        raise ProblemTypeError(f"{name}={shown(value)}: must be an integer") from None
     if isinstance(value, bool):
         raise ProblemTypeError(f"{name}={value!r}: must be an integer, not a bool")
     if not minimum <= number <= INT32_MAX:
-        raise ProblemError(f"{name}={number}: must be between {minimum} and 2**31 - 1")
+        raise ProblemError(f"{name}={shown(number)}: must be between {minimum} and 2**31 - 1")
     return number
 
 
@@ -36,15 +37,12 @@ def triple(name: str, value: object, minimum: int = 0) -> Triple:
         ProblemError: `value` is anything else; torch's string paddings ("same", "valid") and modes are refused here too.
     """
     if isinstance(value, str):
-        raise ProblemTypeError(f"{name}={value!r}: must be integers; a transposed convolution has zero padding only")
-    if isinstance(value, Sequence):
-        values = list(value)
-    elif hasattr(value, "tolist") and getattr(value, "ndim", 0) == 1:
-        values = value.tolist()
-    else:
-        values = [value]
-    if len(values) not in (1, 3):
-        raise ProblemError(f"{name}={value!r}: must be one integer or three, got {len(values)}")
+        raise ProblemTypeError(f"{name}={shown(value)}: must be integers; a transposed convolution has zero padding only")
+    given: Any = value
+    listed = isinstance(value, Sequence) or getattr(value, "ndim", 0) == 1
+    if listed and len(given) not in (1, 3):
+        raise ProblemError(f"{name}={shown(value)}: must be one integer or three, got {len(given)}")
+    values = list(given.tolist() if hasattr(given, "tolist") else given) if listed else [given]
     numbers = [_integer(f"{name}[{axis}]" if len(values) == 3 else name, v, minimum) for axis, v in enumerate(values)]
     return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
 
@@ -120,6 +118,8 @@ class Problem:
             object.__setattr__(self, name, triple(name, getattr(self, name), 1))
         for name in ("padding", "output_padding"):
             object.__setattr__(self, name, triple(name, getattr(self, name), 0))
+        if not isinstance(self.bias, bool) and getattr(getattr(self.bias, "dtype", None), "kind", None) != "b":
+            raise ProblemTypeError(f"bias={shown(self.bias)}: must be True or False, whether a bias is added")
         object.__setattr__(self, "bias", bool(self.bias))
         for name in ("in_channels", "out_channels"):
             if getattr(self, name) % self.groups:
@@ -259,14 +259,8 @@ class Problem:
 
     def live_pairs(self, a: int) -> int:
         """Return how many (input, tap) pairs of axis `a` land inside the output; the clipped ones are not counted."""
-        stride, size, out = self.stride[a], self.input_size[a], self.output_size[a]
-        pairs = 0
-        for t in range(self.kernel_size[a]):
-            start = self.padding[a] - t * self.dilation[a]  # input i lands at i*stride - start
-            first = max(0, -(-start // stride))
-            last = min(size - 1, (out - 1 + start) // stride)
-            pairs += max(0, last - first + 1)
-        return pairs
+        steps = (self.stride[a], self.input_size[a], self.dilation[a], self.kernel_size[a])
+        return _pairs_up_to(self.padding[a] + self.output_size[a] - 1, *steps) - _pairs_up_to(self.padding[a] - 1, *steps)
 
     @cached_property
     def flop(self) -> int:
@@ -325,9 +319,9 @@ class Problem:
         Raises:
             ProblemError: the name does not follow `n2_c8to16_i6x7x8_k3[_s2][_p1][_op1][_d2][_g4][_bias]`.
         """
-        match = _NAME.fullmatch(name)
+        match = _NAME.fullmatch(name) if isinstance(name, str) else None
         if match is None:
-            raise ProblemError(f"name={name!r}: must look like n2_c8to16_i6x7x8_k3_s2_p1_op1_d2_g4_bias")
+            raise ProblemError(f"name={shown(name)}: must look like n2_c8to16_i6x7x8_k3_s2_p1_op1_d2_g4_bias")
         given = {key: value for key, value in match.groupdict().items() if value is not None}
         values: dict[str, object] = {
             key: int(v) if key in _SCALARS else triple(key, [int(x) for x in v.split("x")])
@@ -337,13 +331,38 @@ class Problem:
         return cls(**values, bias="bias" in given)  # type: ignore[arg-type]
 
 
+def _pairs_up_to(most: int, stride: int, inputs: int, dilation: int, taps: int) -> int:
+    """Return how many (input i, tap t) have `i*stride + t*dilation <= most`, in a time that hardly depends on the sizes."""
+    reached = min(taps, most // dilation + 1)  # taps that input 0 has
+    whole = max(0, min(reached, (most - (inputs - 1) * stride) // dilation + 1))  # taps that every input has
+    count = max(0, reached - whole)
+    lowest = most - (reached - 1) * dilation
+    return whole * inputs + count + _floor_sum(count, stride, dilation, lowest)
+
+
+def _floor_sum(count: int, divisor: int, step: int, start: int) -> int:
+    """Return the sum of `(step*n + start) // divisor` over `n < count`, nothing negative, by Euclid's algorithm.
+
+    Graham, Knuth and Patashnik, "Concrete Mathematics", section 3.5: the lattice points under a line are counted by rows in place of
+    columns, which takes the divisor's place by the step's remainder.
+    """
+    total = 0
+    while count > 0:
+        total += step // divisor * (count * (count - 1) // 2) + start // divisor * count
+        step, start = step % divisor, start % divisor
+        count, start = divmod(step * count + start, divisor)
+        divisor, step = step, divisor  # with a step of 0 there are no more rows
+    return total
+
+
 _SCALARS = ("batch", "in_channels", "out_channels", "groups")
 _OPTIONAL = {"s": "stride", "p": "padding", "op": "output_padding", "d": "dilation", "g": "groups"}
-_SIZE = r"\d+(?:x\d+x\d+)?"
+_COUNT = "[0-9]{1,10}"
+_SIZE = rf"{_COUNT}(?:x{_COUNT}x{_COUNT})?"
 _NAME = re.compile(
-    rf"n(?P<batch>\d+)_c(?P<in_channels>\d+)to(?P<out_channels>\d+)_i(?P<input_size>{_SIZE})_k(?P<kernel_size>{_SIZE})"
+    rf"n(?P<batch>{_COUNT})_c(?P<in_channels>{_COUNT})to(?P<out_channels>{_COUNT})_i(?P<input_size>{_SIZE})_k(?P<kernel_size>{_SIZE})"
     rf"(?:_s(?P<stride>{_SIZE}))?(?:_p(?P<padding>{_SIZE}))?(?:_op(?P<output_padding>{_SIZE}))?"
-    rf"(?:_d(?P<dilation>{_SIZE}))?(?:_g(?P<groups>\d+))?(?P<bias>_bias)?"
+    rf"(?:_d(?P<dilation>{_SIZE}))?(?:_g(?P<groups>{_COUNT}))?(?P<bias>_bias)?"
 )
 
 # The C twin: (name, how many ints). `c_struct` writes it, `c_values` fills it, so neither is typed twice.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -126,6 +126,26 @@ def run(pass_name: str, problem: Problem, tensors: Mapping[str, Array]) -> Array
         if pass_name == "dgrad":
             return _dgrad(problem, operands["grad_output"], operands["weight"])
         return _wgrad(problem, operands["input"], operands["grad_output"])
+
+
+def padded(problem: Problem, tensors: Mapping[str, Array]) -> Array:
+    """Return what fprop writes if the input lies among zeros that weights are multiplied with too, as matrix products of tiles do.
+
+    It is that of `run`, but for elements of a weight that are not finite: these make NaN of all outputs whose residue class has the tap.
+
+    Raises:
+        ProblemError: as in `run`.
+    """
+    reach = zip(problem.kernel_size, problem.stride, problem.padding, problem.dilation, problem.output_padding, strict=True)
+    d, h, w = (-(-(dilation * (kernel - 1) + padding + extra) // stride) for kernel, stride, padding, dilation, extra in reach)
+    (size_d, size_h, size_w), (p_d, p_h, p_w), (s_d, s_h, s_w) = problem.input_size, problem.padding, problem.stride
+    wider = replace(
+        problem,
+        input_size=(size_d + 2 * d, size_h + 2 * h, size_w + 2 * w),
+        padding=(p_d + d * s_d, p_h + h * s_h, p_w + w * s_w),
+    )
+    zeros = ((0, 0), (0, 0), (d, d), (h, h), (w, w))
+    return run("fprop", wider, {**tensors, "input": np.pad(_real("input", tensors["input"]), zeros)})
 
 
 def magnitude(pass_name: str, problem: Problem, tensors: Mapping[str, Array]) -> Array:

@@ -16,13 +16,13 @@ revision = 0  # grows with each `revise`
 
 @lru_cache(maxsize=4)
 def _shipped(directory: Path, stamps: tuple[tuple[str, int], ...]) -> dict[str, Kernel]:
-    return {Path(name).stem: Kernel.from_file(directory / name) for name, _ in stamps}
+    return {Path(name).stem: Kernel.from_file(directory / name) for name, _ in stamps if name.endswith(".cu")}
 
 
 def kernels(pass_name: str | None = None) -> dict[str, Kernel]:
     """Return the registered kernels by name, of one pass or of all."""
     directory = kernel_directory()
-    shipped = _shipped(directory, tuple((f.name, f.stat().st_mtime_ns) for f in sorted(directory.glob("*.cu"))))
+    shipped = _shipped(directory, tuple((f.name, f.stat().st_mtime_ns) for f in sorted(directory.iterdir()) if f.is_file()))
     return {name: kernel for name, kernel in {**shipped, **_own}.items() if pass_name in (None, kernel.pass_name)}
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
+from . import includes
+from .dtypes import DTYPES
+from .errors import KernelError, shown
+from .expressions import MOST_VALUE
 from .kernel import Kernel, without_comments
 
 PACKAGE = Path(__file__).parent
@@ -33,9 +38,10 @@ def include_directory() -> Path:
 
 
 def header_digest() -> str:
-    """Return a digest of the names and contents of all headers: an edited header makes every binary a new one."""
+    """Return a digest of the names and contents of all headers."""
     root = include_directory()
-    stamps = tuple((str(f.relative_to(root)), f.stat().st_mtime_ns, f.stat().st_size) for f in sorted(root.rglob("*.*h")))
+    files = sorted(f for f in root.rglob("*") if f.is_file())
+    stamps = tuple((str(f.relative_to(root)), f.stat().st_mtime_ns, f.stat().st_size) for f in files)
     return _header_digest(root, stamps)
 
 
@@ -47,37 +53,46 @@ def _header_digest(root: Path, stamps: tuple[tuple[str, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
+def headers_of(kernel: Kernel, *, host: bool, prelude: str = "") -> dict[str, str]:
+    """Return the texts of the package's headers that a kernel includes, by their names, the kernel's overlay in their places.
+
+    Args:
+        host: as `includes.headers` takes it.
+        prelude: what its compiler gets in front of it.
+    """
+    own = {kernel.path or Path(): kernel.source, **kernel.headers}
+    texts = (kernel.including(text, file, str) for file, text in own.items())
+    found = includes.headers((prelude, *texts), include_directory(), kernel.overlay, host)
+    return {name: text for name, text in found.items() if include_directory() / name not in kernel.headers}
+
+
 def code_digest(kernel: Kernel) -> str:
     """Return a digest of what a GPU runs: declaration, code and the headers it includes, but no comments, spaces and paths.
 
     It names what a measurement was made with, so it is the same on every machine and changes with whatever changes speed.
     """
-    return _code_digest(kernel, header_digest())
+    return _code_digest(kernel, tuple(headers_of(kernel, host=False).values()))
 
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _DEFAULT = re.compile(r"^#ifndef (\w+)\n#define \1 .*\n#endif", re.MULTILINE)
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 
 
 @lru_cache(maxsize=1024)
-def _code_digest(kernel: Kernel, headers: str) -> str:
-    texts, waiting = [kernel.source], [(include_directory(), kernel.source)]
-    seen: set[Path] = set()
-    while waiting:
-        folder, text = waiting.pop()
-        for name in _INCLUDE.findall(text):
-            path = next((p for p in (folder / name, include_directory() / name) if p.is_file()), None)
-            if path is not None and path.resolve() not in seen and "host" not in path.parts[-3:]:
-                seen.add(path.resolve())
-                waiting.append((path.parent, path.read_text()))
-    texts += [path.read_text() for path in sorted(seen)]
+def _code_digest(kernel: Kernel, headers: tuple[str, ...]) -> str:
+    texts = [kernel.source, *headers, *kernel.headers.values()]
     tables = (kernel.specialize, kernel.constants, kernel.restrictions, kernel.workspace)
     # What is left at its default is left out, so that entries outlive a new key of the declaration.
     launches = [{f.name: value for f in fields(launch) if (value := getattr(launch, f.name)) != f.default} for launch in kernel.launches]
     declared = (kernel.dtypes, launches, *map(dict, tables))
-    code = [" ".join(_COMMENT_OR_STRING.sub(lambda m: " " if m[0][0] == "/" else m[0], text).split()) for text in texts]
+    code = [" ".join(code_alone(text).split()) for text in texts]
     return hashlib.sha256("\0".join([repr(declared), *code]).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1024)
+def code_alone(text: str) -> str:
+    """Return a text without its comments."""
+    return _COMMENT_OR_STRING.sub(lambda m: " " if m[0][0] == "/" else m[0], text)
 
 
 @dataclass(frozen=True)
@@ -93,20 +108,45 @@ class Instance:
 
     @property
     def defines(self) -> tuple[str, ...]:
+        """The macros that compilers are given: the element type's, and each tunable with its whole number.
+
+        Raises:
+            KernelError: the kernel has no such dtype, or a macro is none: text would be code.
+        """
+        if self.dtype not in self.kernel.dtypes or self.dtype not in DTYPES:
+            raise KernelError(f"{self.kernel.name} has no {shown(self.dtype)} instance (it has {', '.join(self.kernel.dtypes)})")
         macros = {**self.kernel.tunables, **dict(self.specialization)}
+        for name, value in macros.items():
+            if type(value) is not int or abs(value) > MOST_VALUE or not (name.isidentifier() and name.isascii()):
+                raise KernelError(f"{self.kernel.name}: macro {shown(name)}={shown(value)}: must be a name with a whole number")
         return (f"CONVT3D_{self.dtype.upper()}", *(f"{name}={value}" for name, value in macros.items()))
 
     @property
     def file_name(self) -> str:
         """What compilers and errors call the source: the file's path, or the name of a kernel made from a string."""
-        return str(self.kernel.path) if self.kernel.path else f"{self.kernel.name}.cu"
+        path = str(self.kernel.path or "")
+        plain = path.isprintable() and not set(path) & set("\"\\")  # else it could not stand between quotes in C
+        return path if path and plain else f"{self.kernel.name}.cu"
 
-    def key(self, *more: str) -> str:
-        """Return the digest of all that shapes the binary: source, headers, the defines they use, and what the backend adds."""
-        used = _words(self.kernel.source, header_digest())
+    @property
+    def texts(self) -> dict[str, str]:
+        """The kernel's own files, by the names that compilers give them: its source and the headers beside it."""
+        return {self.file_name: self.kernel.source, **{str(path): text for path, text in self.kernel.headers.items()}}
+
+    def key(self, backend: str, *more: str, prelude: str = "") -> str:
+        """Return the digest of all that shapes the binary: source, the headers included, the defines they use, and what is added.
+
+        Args:
+            backend: "host" or "cuda".
+            more: what the backend adds, such as its compiler's version.
+            prelude: as `headers_of` takes it.
+        """
+        headers = headers_of(self.kernel, host=backend == "host", prelude=prelude)
+        used = _code_words("\n".join(self.texts.values())).union(*map(_words, headers.values()))
         defines = [define for define in self.defines if define.partition("=")[0] in used or "=" not in define]
-        parts = (self.file_name, self.kernel.source, *defines, header_digest(), *more)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        files = (part for name_and_text in (*self.texts.items(), *headers.items()) for part in name_and_text)
+        parts = (backend, *files, *defines, prelude, *more)
+        return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
 
     def __str__(self) -> str:
         macros = "".join(f", {name}={value}" for name, value in self.specialization)
@@ -114,11 +154,25 @@ class Instance:
 
 
 @lru_cache(maxsize=1024)
-def _words(source: str, headers: str) -> frozenset[str]:
-    """Return the words of a kernel's code and of the headers, but not those that are only a tunable's default."""
-    code = _DEFAULT.sub("", without_comments(source))
-    texts = [code, *(path.read_text() for path in include_directory().rglob("*.*h"))]
-    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
+def _code_words(source: str) -> frozenset[str]:
+    """Return the words of a kernel's code, but not those that are only a tunable's default."""
+    return _words(_DEFAULT.sub("", without_comments(source)))
+
+
+@lru_cache(maxsize=1024)
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text))
+
+
+def shown_places(instance: Instance, places: Iterable[tuple[str, int]]) -> str:
+    """Return the numbered lines of the kernel's file and of its headers near the places (file and line) that a compiler named."""
+    texts = instance.texts
+    lines: dict[str, list[int]] = {}
+    for file, line in list(dict.fromkeys(place for place in places if place[0] in texts))[:5]:
+        lines.setdefault(file, []).append(line)
+    return "\n".join(
+        (f"{file}:\n" if file != instance.file_name else "") + numbered(texts[file], around) for file, around in lines.items()
+    )
 
 
 def numbered(source: str, around: list[int], context: int = 3) -> str:

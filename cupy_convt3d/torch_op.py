@@ -15,11 +15,22 @@ import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from .dtypes import DTYPES
+from . import dtypes
 from .errors import ProblemError
 from .problem import triple
-from .torch_plan import Geometry, algorithm_name, keeps_channels_last, problem_of, run
+from .torch_plan import (
+    Geometry,
+    Settings,
+    algorithm_name,
+    keeps_channels_last,
+    leaves_to_torch,
+    passes_of,
+    problem_of,
+    run,
+    settings_of_others,
+)
 
 _LIBRARY = torch.library.Library("cupy_convt3d", "DEF")
 _SETTINGS = (
@@ -34,39 +45,36 @@ _SCHEMAS = {
 # The roles of a pass's two operands and of its result in the trilinear form.
 _ROLES = {"fprop": ("input", "weight", "output"), "dgrad": ("output", "weight", "input"), "wgrad": ("input", "output", "weight")}
 _WRITES = {roles[-1]: pass_name for pass_name, roles in _ROLES.items()}
-_DTYPES = {getattr(torch, DTYPES[name].numpy.name) for name in DTYPES}
+DTYPES = {getattr(torch, dtype.numpy.name) for dtype in dtypes.DTYPES.values()}  # that kernels have
 _FRONT = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(eq=False)
-class _Call:
+class Call:
     """Everything of a call but its tensors; `shape` is that of the result, and None for fprop."""
 
     pass_name: str
     shape: tuple[int, ...] | None
     geometry: Geometry
-    algorithm: str
-    fp32_precision: str | None
-    backend: str | None
+    settings: Settings
 
-    def writing(self, role: str, shape: Sequence[int]) -> _Call:
+    def writing(self, role: str, shape: Sequence[int]) -> Call:
         """Return the pass that gives the derivative by an operand. A named kernel computes its own pass alone."""
         pass_name = _WRITES[role]
-        algorithm = self.algorithm if self.algorithm == "library" or pass_name == self.pass_name else "auto"
-        return replace(self, pass_name=pass_name, shape=None if pass_name == "fprop" else tuple(shape), algorithm=algorithm)
+        settings = self.settings if pass_name == self.pass_name else settings_of_others(self.settings)
+        return replace(self, pass_name=pass_name, shape=None if pass_name == "fprop" else tuple(shape), settings=settings)
 
     def operator(self, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         third = bias if self.pass_name == "fprop" else self.shape
-        settings = (self.algorithm, self.fp32_precision, self.backend)
-        return _OPERATORS[self.pass_name](first, second, third, *self.geometry, *settings)
+        return _OPERATORS[self.pass_name](first, second, third, *self.geometry, *self.settings)
 
 
 class _Pass(torch.autograd.Function):
     """One pass, differentiable: reverse mode to any order, forward mode, `torch.func` and vmap over any operand."""
 
     @staticmethod
-    def forward(first: Any, second: Any, bias: Any, call: _Call) -> Any:
+    def forward(first: Any, second: Any, bias: Any, call: Call) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             if not torch._C._are_functorch_transforms_active():
                 return call.operator(first, second, bias)
@@ -77,24 +85,13 @@ class _Pass(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         first, second, _, call = inputs
         ctx.call, ctx.shapes = call, (first.shape, second.shape, output.shape)
-        needs_first, needs_second = ctx.needs_input_grad[:2]
-        # A frozen weight keeps no input alive, and the other way round.
-        ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
+        save_operands(ctx, first, second)
         ctx.save_for_forward(first, second)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        call: _Call = ctx.call
         first, second = ctx.saved_tensors
-        first_role, second_role, role = _ROLES[call.pass_name]
-        grads: list[Any] = [None, None, None, None]
-        if ctx.needs_input_grad[0]:
-            grads[0] = _derive(call.writing(first_role, ctx.shapes[0]), {second_role: second, role: gradient})
-        if ctx.needs_input_grad[1]:
-            grads[1] = _derive(call.writing(second_role, ctx.shapes[1]), {first_role: first, role: gradient})
-        if ctx.needs_input_grad[2]:
-            grads[2] = gradient.sum((0, 2, 3, 4))
-        return tuple(grads)
+        return (*gradients(ctx.call, first, second, gradient, ctx.shapes, ctx.needs_input_grad), None)
 
     @staticmethod
     def jvp(ctx: Any, first_tangent: Any, second_tangent: Any, bias_tangent: Any, _: Any) -> Any:
@@ -109,11 +106,30 @@ class _Pass(torch.autograd.Function):
         return sum(terms[1:], terms[0])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], first: Any, second: Any, bias: Any, call: _Call) -> tuple[Any, int]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], first: Any, second: Any, bias: Any, call: Call) -> tuple[Any, int]:
         return _batched(info.batch_size, in_dims, first, second, bias, call, _apply)
 
 
-def _record(first: Any, second: Any, bias: Any, call: _Call) -> Any:
+def save_operands(ctx: Any, first: Any, second: Any) -> None:
+    """Keep what the gradients read: a weight that needs none keeps no input alive, and the other way round."""
+    needs_first, needs_second = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
+
+
+def gradients(call: Call, first: Any, second: Any, gradient: Any, shapes: tuple[Any, ...], needs: tuple[bool, ...]) -> tuple[Any, ...]:
+    """Return the derivatives of a pass by its operands and the bias, recorded where that is asked for."""
+    first_role, second_role, role = _ROLES[call.pass_name]
+    by_first = by_second = by_bias = None
+    if needs[0]:
+        by_first = _derive(call.writing(first_role, shapes[0]), {second_role: second, role: gradient})
+    if needs[1]:
+        by_second = _derive(call.writing(second_role, shapes[1]), {first_role: first, role: gradient})
+    if needs[2]:
+        by_bias = gradient.sum((0, 2, 3, 4))
+    return by_first, by_second, by_bias
+
+
+def _record(first: Any, second: Any, bias: Any, call: Call) -> Any:
     """Compute a pass and record it for autograd and the transforms of `torch.func`.
 
     An operator's Autograd kernel runs for one transform, with the dispatch to the outermost one behind it. `_Pass.apply` would
@@ -125,26 +141,31 @@ def _record(first: Any, second: Any, bias: Any, call: _Call) -> Any:
         return super(torch.autograd.Function, _Pass).apply(first, second, bias, call)
 
 
-def _derive(call: _Call, operands: dict[str, Any]) -> Any:
+def _derive(call: Call, operands: dict[str, Any]) -> Any:
     first_role, second_role, _ = _ROLES[call.pass_name]
     return _apply(call, operands[first_role], operands[second_role])
 
 
-def _apply(call: _Call, first: Any, second: Any, bias: Any = None) -> Any:
+def _apply(call: Call, first: Any, second: Any, bias: Any = None) -> Any:
     if _is_watched(first, second, bias):
         return _record(first, second, bias, call)
     return call.operator(first, second, bias)
 
 
 def _is_watched(first: Any, second: Any, bias: Any) -> bool:
-    """Whether autograd or a transform (`torch.func`, vmap, forward-mode AD) has to see the call."""
+    """Whether autograd or a transform has to see the call."""
     if torch.is_grad_enabled() and (first.requires_grad or second.requires_grad or (bias is not None and bias.requires_grad)):
         return True
+    return is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether the call lies within a transform: `torch.func`, vmap, forward-mode AD."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _batched(
-    size: int, in_dims: tuple[Any, ...], first: Any, second: Any, bias: Any, call: _Call, compute: Callable[..., Any]
+    size: int, in_dims: tuple[Any, ...], first: Any, second: Any, bias: Any, call: Call, compute: Callable[..., Any]
 ) -> tuple[Any, int]:
     """The vmap rule: volumes with one weight become one larger batch; a weight for each becomes more groups."""
     pairs = ((first, in_dims[0]), (second, in_dims[1]))
@@ -160,6 +181,8 @@ def _batched(
         folded.append(tensor if dim is None else tensor.movedim(0, axis).flatten(axis, axis + 1))
     written = _ROLES[call.pass_name][-1]
     axis = 1 if by_group and written != "weight" else 0
+    if size == 0:  # no volumes and no groups: no pass takes that
+        return _nothing(in_dims, first, second, call), 0
     shape = None if call.shape is None else tuple(n * size if a == axis else n for a, n in enumerate(call.shape))
     *paddings, groups, dilation = call.geometry
     geometry: Any = (*paddings, groups * size if by_group else groups, dilation)
@@ -171,14 +194,24 @@ def _batched(
     return result, 0
 
 
+def _nothing(in_dims: tuple[Any, ...], first: Any, second: Any, call: Call) -> Any:
+    """Return the result of vmap over no examples; the operands that it goes over have that axis in front."""
+    one, other = (t if dim is None else t.new_empty(t.shape[1:]) for t, dim in zip((first, second), in_dims, strict=False))
+    return first.new_empty((0, *_written_shape(one, other, None, call)))
+
+
 def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
     """Return what the dispatcher calls for a pass: on memory, on fake tensors, under autograd, under vmap."""
 
-    def parse(*arguments: Any) -> tuple[Any, Any, Any, _Call]:
+    def parse(*arguments: Any) -> tuple[Any, Any, Any, Call]:
         first, second, third, stride, padding, output_padding, groups, dilation, *settings = arguments
         geometry = (tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation))
-        bias, shape = (third, None) if pass_name == "fprop" else (None, tuple(third))
-        return first, second, bias, _Call(pass_name, shape, geometry, *settings)
+        if pass_name == "fprop":
+            bias, shape = third, None
+        else:  # batch and channels are those of the tensors: DTensor gives a shard of them, and the shape of the whole
+            sizes = (first.shape[0], second.shape[0]) if pass_name == "dgrad" else (first.shape[1], second.shape[1] // groups)
+            bias, shape = None, (*sizes, *third[2:])
+        return first, second, bias, Call(pass_name, shape, geometry, tuple(settings))
 
     def compute(*arguments: Any) -> Any:
         return _run(*parse(*arguments))
@@ -191,8 +224,12 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
 
     def differentiate(*arguments: Any) -> Any:
         first, second, bias, call = parse(*arguments)
+        if pass_name == "fprop" and _is_lowered() and is_torchs_own(first, second, bias, call):
+            return torch.nn.functional.conv_transpose3d(first, second, bias, *call.geometry)
         if _is_watched(first, second, bias):
             return _record(first, second, bias, call)
+        if is_plain(first, second, bias):
+            return _run(first, second, bias, call)
         with torch._C._AutoDispatchBelowAutograd():
             return call.operator(first, second, bias)
 
@@ -204,12 +241,11 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
     return compute, fake, differentiate, vectorize
 
 
-def _run(first: Any, second: Any, bias: Any, call: _Call, keep: bool = False) -> Any:
-    settings = (call.algorithm, call.fp32_precision, call.backend)
-    return run(call.pass_name, first, second, bias, call.shape, call.geometry, *settings, keep)
+def _run(first: Any, second: Any, bias: Any, call: Call) -> Any:
+    return run(call.pass_name, first, second, bias, call.shape, call.geometry, call.settings)
 
 
-def _written_shape(first: Any, second: Any, bias: Any, call: _Call) -> tuple[Any, ...]:
+def _written_shape(first: Any, second: Any, bias: Any, call: Call) -> tuple[Any, ...]:
     names = {"input": "input", "weight": "weight", "output": "grad_output"}
     tensors = {names[role]: t for role, t in zip(_ROLES[call.pass_name], (first, second), strict=False)}
     tensors |= {} if bias is None else {"bias": bias}
@@ -242,73 +278,68 @@ def _register(pass_name: str, schema: str) -> Any:
 
 _OPERATORS = {pass_name: _register(pass_name, schema) for pass_name, schema in _SCHEMAS.items()}
 
+from .torch_rules import is_sharded  # noqa: E402, it names the operators
+
 
 def _three(name: str, value: Any, minimum: int) -> Any:
     if type(value) is int:
         return (value, value, value)
     if type(value) is tuple and len(value) == 3 and type(value[0]) is type(value[1]) is type(value[2]) is int:
         return value
+    if isinstance(value, (tuple, list)) and any(isinstance(size, torch.SymInt) for size in value):
+        return tuple(value)  # sizes of a trace, which a look at their values would fix
     return triple(name, value, minimum)
 
 
-def _geometry(stride: Any, padding: Any, output_padding: Any, groups: Any, dilation: Any) -> Geometry:
+def geometry_of(stride: Any, padding: Any, output_padding: Any, groups: Any, dilation: Any) -> Geometry:
     if type(groups) is not int:
         groups = triple("groups", groups, 1)[0]
     paddings = (_three("padding", padding, 0), _three("output_padding", output_padding, 0))
     return (_three("stride", stride, 1), *paddings, groups, _three("dilation", dilation, 1))
 
 
-def _dispatch(call: _Call, first: Any, second: Any, bias: Any = None) -> Any:
+def dispatch(call: Call, first: Any, second: Any, bias: Any = None) -> Any:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return call.operator(first, second, bias)
+    first, second, bias = map(without_subclass, (first, second, bias))
     if _is_watched(first, second, bias):
         return _Pass.apply(first, second, bias, call)
-    plain = _is_plain(first) and _is_plain(second) and (bias is None or _is_plain(bias))
-    if plain and not torch._C._len_torch_dispatch_stack():
-        return _run(first, second, bias, call, keep=True)  # what the dispatcher would come to, without its 5 us
+    if is_plain(first, second, bias):
+        return _run(first, second, bias, call)  # what the dispatcher would come to, without its 5 us
     return call.operator(first, second, bias)
 
 
-def _is_plain(tensor: Any) -> bool:
-    usual = type(tensor) in _PLAIN_TYPES and (tensor.is_cuda or tensor.is_cpu)
-    return usual and tensor.layout is torch.strided and not tensor.is_neg()
+def is_plain(*tensors: Any) -> bool:
+    """Whether tensors are memory and nothing else, and nobody but autograd has to see what becomes of them."""
+    for tensor in tensors:
+        if tensor is not None:
+            usual = type(tensor) in PLAIN_TYPES and (tensor.is_cuda or tensor.is_cpu)
+            if not usual or tensor.layout is not torch.strided or tensor.is_neg():
+                return False
+    return not torch._C._len_torch_dispatch_stack()
 
 
-def _cast(*tensors: Any) -> tuple[Any, ...]:
-    """Return tensors in autocast's dtype where autocast is on, as it casts them for torch's own convolution."""
-    kind = tensors[0].device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(
-        t.to(dtype) if t is not None and t.is_floating_point() and t.dtype is not torch.float64 else t for t in tensors
-    )
+def _is_lowered() -> bool:
+    """Whether a graph is being made of what lies below autograd, as compilers have it made."""
+    functional = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+    return functional is not None or get_proxy_mode() is not None
 
 
-def conv_transpose3d(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: Any = 1,
-    dilation: Any = 1,
-    *,
-    algorithm: Any = "auto",
-    fp32_precision: str | None = None,
-    backend: str | None = None,
-) -> torch.Tensor:
-    """`cupy_convt3d.conv_transpose3d` on torch tensors, differentiable; see there for arguments and errors."""
-    input, weight, bias = _cast(input, weight, bias)
-    if input.dtype not in _DTYPES and algorithm in ("auto", "library") and backend in (None, "torch"):
-        # Complex numbers and integers: no kernel has them, torch's operator may.
-        return torch.nn.functional.conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    geometry = _geometry(stride, padding, output_padding, groups, dilation)
-    call = _Call("fprop", None, geometry, algorithm_name(algorithm), fp32_precision, backend)
-    if input.dim() == 4:
-        return _dispatch(call, input.unsqueeze(0), weight, bias).squeeze(0)
-    return _dispatch(call, input, weight, bias)
+def is_torchs_own(input: Any, weight: Any, bias: Any, call: Call) -> bool:
+    """Whether a layer that a trace sees is left to torch. Not one under vmap or on a DTensor, where torch's has faults of its own:
+    no examples in a batch, and sharded channels."""
+    if is_transformed() or any(map(is_sharded, (input, weight))):
+        return False
+    recorded = torch.is_grad_enabled()
+    needs = tuple(recorded and t is not None and t.requires_grad for t in (input, weight, bias))
+    return leaves_to_torch(passes_of(needs), input, weight, bias, call.geometry, call.settings)
+
+
+def without_subclass(tensor: Any) -> Any:
+    """Return a tensor whose class only adds methods as torch's own class, so that none of them is called on the way."""
+    if tensor is None or type(tensor) in PLAIN_TYPES or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return tensor
+    return torch.Tensor.as_subclass(tensor, torch.Tensor)
 
 
 def conv_transpose3d_grad_input(
@@ -327,13 +358,13 @@ def conv_transpose3d_grad_input(
 ) -> torch.Tensor:
     """`cupy_convt3d.conv_transpose3d_grad_input` on torch tensors, differentiable; see there for arguments and errors."""
     settings = (algorithm_name(algorithm), fp32_precision, backend)
-    geometry = _geometry(stride, padding, output_padding, groups, dilation)
+    geometry = geometry_of(stride, padding, output_padding, groups, dilation)
     if len(input_shape) != grad_output.dim():
         raise ProblemError(f"input_shape={tuple(input_shape)}: must have as many sizes as grad_output, {grad_output.dim()}")
     if grad_output.dim() == 4:
-        call = _Call("dgrad", (1, *input_shape), geometry, *settings)
-        return _dispatch(call, grad_output.unsqueeze(0), weight).squeeze(0)
-    return _dispatch(_Call("dgrad", tuple(input_shape), geometry, *settings), grad_output, weight)
+        call = Call("dgrad", (1, *input_shape), geometry, settings)
+        return dispatch(call, grad_output.unsqueeze(0), weight).squeeze(0)
+    return dispatch(Call("dgrad", tuple(input_shape), geometry, settings), grad_output, weight)
 
 
 def conv_transpose3d_grad_weight(
@@ -352,7 +383,7 @@ def conv_transpose3d_grad_weight(
 ) -> torch.Tensor:
     """`cupy_convt3d.conv_transpose3d_grad_weight` on torch tensors, differentiable; see there for arguments and errors."""
     settings = (algorithm_name(algorithm), fp32_precision, backend)
-    call = _Call("wgrad", tuple(weight_shape), _geometry(stride, padding, output_padding, groups, dilation), *settings)
+    call = Call("wgrad", tuple(weight_shape), geometry_of(stride, padding, output_padding, groups, dilation), settings)
     if input.dim() == grad_output.dim() == 4:
         input, grad_output = input.unsqueeze(0), grad_output.unsqueeze(0)
-    return _dispatch(call, input, grad_output)
+    return dispatch(call, input, grad_output)

@@ -1,32 +1,33 @@
 """One pass on torch tensors: the plan of a call (who computes it, its launches, the result's layout) is kept for calls like it.
 
 Nothing here waits for the GPU, and no address, stream or setting of torch's is kept in a plan: a call can be captured in a CUDA graph,
-and several threads and streams may use one plan. Packed weights are kept apart, in `packs`.
+and several threads and streams may use one plan.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
-from . import packs, registry, torch_library
-from .arrays import Array, TorchLibrary
+from . import registry, torch_library
+from .arrays import Array, TorchLibrary, check_alike, check_storage
 from .backends.base import Prepared, TensorRef
 from .choice import Choice, backend_for, decide
 from .errors import ProblemError
 from .kernel import TENSORS, Kernel
-from .ops import check_alike
+from .packs import PackedWeight
+from .plans import keep, plans
 from .problem import Problem, Triple
 
 Geometry = tuple[Triple, Triple, Triple, int, Triple]  # stride, padding, output_padding, groups, dilation
-Plan = Callable[..., torch.Tensor]
+Settings = tuple[Any, str | None, str | None]  # algorithm, fp32_precision, backend
 
-_MOST_PLANS = 1024
-_plans: dict[tuple[Any, ...], Plan] = {}
 _user_kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
 
 
@@ -39,6 +40,33 @@ def algorithm_name(algorithm: Any) -> Any:
     return name
 
 
+def settings_of_others(settings: Settings) -> Settings:
+    """Return the settings of the gradients of a pass: a named kernel computes its own pass alone."""
+    return settings if settings[0] == "library" else ("auto", *settings[1:])
+
+
+class PassPlan(ABC):
+    """Who computes a pass on tensors of one description: a kernel of ours, or torch.
+
+    Attributes:
+        is_torchs: whether torch computes it as it would by itself, by the process's own settings.
+        kernel: ours; None where torch computes it, or nothing is to be computed.
+        gradients: fprop's: the plans of the gradients, by what else they depend on.
+    """
+
+    is_torchs = False
+    kernel: Kernel | None = None
+
+    def __init__(self) -> None:
+        self.gradients: dict[tuple[Any, ...], tuple[PassPlan | None, PassPlan | None]] = {}
+
+    @abstractmethod
+    def __call__(
+        self, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None = None, packed: PackedWeight | None = None
+    ) -> torch.Tensor:
+        """Return the result of the pass; `packed` keeps a packed weight for the next call."""
+
+
 def run(
     pass_name: str,
     first: torch.Tensor,
@@ -46,37 +74,89 @@ def run(
     bias: torch.Tensor | None,
     shape: tuple[int, ...] | None,
     geometry: Geometry,
-    algorithm: str,
-    fp32_precision: str | None,
-    backend: str | None,
-    keep: bool = False,
+    settings: Settings,
 ) -> torch.Tensor:
     """Return the result of one pass on 5-D tensors; autograd does not see it.
 
     Args:
         first, second: input and weight (fprop), grad_output and weight (dgrad), input and grad_output (wgrad).
         shape: of the gradient; None for fprop.
-        keep: whether a packed weight may be used again, and kept for the next call.
+        settings: algorithm, fp32_precision, backend.
 
     Raises:
         ProblemError, KernelError, BackendError: as `cupy_convt3d.conv_transpose3d`.
         RuntimeError: the kernel is not deterministic and `torch.use_deterministic_algorithms` is on.
     """
-    if fp32_precision is None and first.dtype is torch.float32:
-        fp32_precision = torch._C._get_fp32_precision_getter("cuda", "conv")  # `torch.backends.cudnn.conv`, 1 us sooner
-    described = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
-    key = (
-        *(pass_name, first.shape, first.stride(), first.dtype, first.device),
-        *(second.shape, second.stride(), second.dtype, second.device),
-        *(described, shape, geometry, algorithm, fp32_precision, backend, keep, registry.revision),
-    )
-    plan = _plans.get(key)
+    key = (*_described(pass_name, first, second, bias), shape, geometry, settings)
+    plan = plans.get(key)
     if plan is None:
-        plan = _make(pass_name, first, second, bias, shape, geometry, algorithm, fp32_precision, backend, keep)
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        _plans[key] = plan
-    return plan(keep, first, second) if bias is None else plan(keep, first, second, bias)
+        plan = keep(key, make_plan(pass_name, first, second, bias, shape, geometry, settings, False))
+    return plan(first, second, bias)
+
+
+def layer_gradients(
+    plan: PassPlan,
+    gradient: torch.Tensor,
+    input: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    shapes: tuple[torch.Size, torch.Size],
+    geometry: Geometry,
+    settings: Settings,
+    needs: tuple[bool, ...],
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients by input, weight and bias that are needed; autograd does not see it.
+
+    Args:
+        plan: fprop's.
+        input, weight: None where no gradient that is needed reads them.
+        shapes: theirs.
+    """
+    key = (gradient.stride(), needs, _precision(gradient), registry.revision)
+    found = plan.gradients.get(key)
+    if found is None:
+        more = (geometry, settings_of_others(settings), False)
+        dgrad = make_plan("dgrad", gradient, weight, None, shapes[0], *more) if needs[0] else None
+        wgrad = make_plan("wgrad", input, gradient, None, shapes[1], *more) if needs[1] else None
+        found = plan.gradients[key] = (dgrad, wgrad)
+    dgrad, wgrad = found
+    return (
+        None if dgrad is None else dgrad(gradient, weight),  # type: ignore[arg-type]
+        None if wgrad is None else wgrad(input, gradient),  # type: ignore[arg-type]
+        gradient.sum((0, 2, 3, 4)) if needs[2] else None,
+    )
+
+
+def passes_of(needs: tuple[bool, ...]) -> list[str]:
+    """Return the passes of a layer: fprop, and those of the gradients that are needed."""
+    return ["fprop", *(name for name, needed in zip(("dgrad", "wgrad"), needs, strict=False) if needed)]
+
+
+def leaves_to_torch(
+    passes: Sequence[str],
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: Geometry,
+    settings: Settings,
+) -> bool:
+    """Whether torch computes each of these passes of a layer, as it would by itself; grad_output has the output's layout.
+
+    The tensors may be a trace's: a size that varies counts with what it was traced with.
+    """
+    if input.dim() == 4:
+        input = input.unsqueeze(0)
+    known: Any = [_known(axis) if isinstance(axis, tuple) else axis for axis in geometry]
+    sizes = [_known(size) for tensor in (input, weight) for size in (tensor.shape, tensor.stride())]
+    if None in sizes or None in known:
+        return False
+    like = [torch.empty_strided(*sizes[at : at + 2], dtype=input.dtype, device="meta") for at in (0, 2)]  # type: ignore[arg-type]
+    tensors = dict(zip(("input", "weight"), like, strict=True))
+    problem = problem_of("fprop", tensors | ({} if bias is None else {"bias": bias}), None, tuple(known))
+    layout = torch.channels_last_3d if keeps_channels_last("fprop", *like) else torch.contiguous_format
+    tensors["grad_output"] = torch.empty(problem.output_shape, dtype=input.dtype, device="meta", memory_format=layout)
+    device = TorchLibrary().describe("input", input).device
+    arrays = {name: replace(array, device=device) for name, array in _arrays(tensors).items()}
+    return all(_is_torchs(name, problem, arrays, settings) for name in passes) and not torch_library.is_stricter(settings[1], input)
 
 
 def problem_of(
@@ -105,90 +185,151 @@ def keeps_channels_last(pass_name: str, first: Any, second: Any) -> bool:
     return pass_name != "wgrad" and any(ref.is_channels_last for ref in refs)
 
 
-def _make(
+def _described(pass_name: str, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> tuple[Any, ...]:
+    """Return what a plan depends on besides the call's own arguments."""
+    described = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
+    return (
+        *(pass_name, first.shape, first.stride(), first.dtype, first.device),
+        *(second.shape, second.stride(), second.dtype, second.device),
+        *(described, _precision(first), registry.revision),
+    )
+
+
+def _precision(tensor: torch.Tensor) -> str | None:
+    # `torch.backends.cudnn.conv.fp32_precision`, 1 us sooner
+    return torch._C._get_fp32_precision_getter("cuda", "conv") if tensor.dtype is torch.float32 else None
+
+
+def _is_torchs(pass_name: str, problem: Problem, arrays: dict[str, Array], settings: Settings) -> bool:
+    algorithm, fp32_precision, backend = settings if pass_name == "fprop" else settings_of_others(settings)
+    operands = {name: arrays[name] for name in TENSORS[pass_name][:2]}
+    return decide(pass_name, problem, operands, _algorithm(algorithm), fp32_precision, backend).kernel is None
+
+
+def _algorithm(name: Any) -> Any:
+    """Return the kernel that stands behind a name which `algorithm_name` gave, else the name."""
+    return _user_kernels.get(name, name) if isinstance(name, str) else name
+
+
+def _known(sizes: Any) -> tuple[int, ...] | None:
+    """Return sizes as integers; None if one of them depends on data."""
+    hints = [size.node.hint if isinstance(size, torch.SymInt) else int(size) for size in sizes]
+    return None if None in hints else tuple(hints)
+
+
+def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Array]:
+    library = TorchLibrary()
+    return {name: library.describe(name, tensor) for name, tensor in tensors.items()}
+
+
+
+def make_plan(
     pass_name: str,
-    first: torch.Tensor,
-    second: torch.Tensor,
+    first: Any,
+    second: Any,
     bias: torch.Tensor | None,
     shape: tuple[int, ...] | None,
     geometry: Geometry,
-    algorithm: str,
-    fp32_precision: str | None,
-    backend: str | None,
-    keep: bool,
-) -> Plan:
+    settings: Settings,
+    frozen: bool,
+) -> PassPlan:
     given = dict(zip(TENSORS[pass_name], (first, second, bias), strict=False))
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None and name != TENSORS[pass_name][-1]}
-    library = TorchLibrary()
-    arrays = {name: library.describe(name, tensor) for name, tensor in tensors.items()}
+    arrays = _arrays(tensors)
     check_alike(arrays)
     problem = problem_of(pass_name, tensors, shape, geometry)
-    chosen: Any = _user_kernels.get(algorithm, algorithm)
-    choice = decide(pass_name, problem, arrays, chosen, fp32_precision, backend, packed=keep)
+    algorithm, fp32_precision, backend = settings
+    choice = decide(pass_name, problem, arrays, _algorithm(algorithm), fp32_precision, backend, packed=frozen)
     layout = torch.channels_last_3d if keeps_channels_last(pass_name, first, second) else torch.contiguous_format
     shapes, written = problem.shapes(pass_name)
-    strides = torch.empty(shapes[written], device="meta", memory_format=layout).stride()
+    result = TensorRef(0, shapes[written], torch.empty(shapes[written], device="meta", memory_format=layout).stride())
     if choice.kernel is None:
-
-        def call_library(keep: bool, *operands: torch.Tensor) -> torch.Tensor:
-            result = torch_library.run(pass_name, problem, choice.precision, *operands)
-            return result if result.stride() == strides else _restride(result, strides)
-
-        return call_library
-    if problem.batch == 0:  # no launch, and a sum over nothing
-
-        def call_nothing(keep: bool, first: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
-            return first.new_empty_strided(shapes[written], strides).zero_()
-
-        return call_nothing
-    return _KernelPlan(choice.kernel, choice, problem, arrays, TensorRef(0, shapes[written], strides))
+        return _TorchPlan(pass_name, problem, result.strides, torch_library.is_stricter(fp32_precision, first))
+    if problem.batch == 0:
+        return _EmptyPlan(result)
+    return _KernelPlan(choice.kernel, choice, problem, arrays, result)
 
 
-class _KernelPlan:
+class _TorchPlan(PassPlan):
+    """torch's own operator."""
+
+    def __init__(self, pass_name: str, problem: Problem, strides: tuple[int, ...], stricter: bool) -> None:
+        super().__init__()
+        self.is_torchs = not stricter
+        self._call = (pass_name, problem, stricter)
+        self._strides = strides
+
+    def __call__(
+        self, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None = None, packed: PackedWeight | None = None
+    ) -> torch.Tensor:
+        result = torch_library.run(*self._call, first, second, bias)
+        return result if result.stride() == self._strides else _restride(result, self._strides)
+
+
+class _EmptyPlan(PassPlan):
+    """A batch of 0: no launch, and a sum over nothing."""
+
+    def __init__(self, result: TensorRef) -> None:
+        super().__init__()
+        self._result = result
+
+    def __call__(
+        self, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None = None, packed: PackedWeight | None = None
+    ) -> torch.Tensor:
+        return first.new_empty_strided(self._result.shape, self._result.strides).zero_()
+
+
+class _KernelPlan(PassPlan):
     """Launches one of our kernels on whatever tensors have the layouts it was made for."""
 
     def __init__(self, kernel: Kernel, choice: Choice, problem: Problem, arrays: dict[str, Array], result: TensorRef) -> None:
+        super().__init__()
         first = next(iter(arrays.values()))
         refs = {name: array.ref for name, array in arrays.items()} | {kernel.written: result}
         copied = {name for name, ref in refs.items() if not (kernel.takes_strides(name) or ref.is_contiguous)}
         refs |= {name: TensorRef(0, refs[name].shape, _row_major(refs[name].shape)) for name in copied}
-        self._kernel = kernel
-        self._names = tuple(arrays)
+        self.kernel: Kernel = kernel
         self._copied = tuple(name in copied for name in arrays) if copied else ()
         self._result, self._written = result, refs[kernel.written]
         self._device = first.device.index if first.device.kind == "cuda" else None
         self._backend = backend_for(choice.backend, first.device.index)
         self._prepared = Prepared(self._backend, kernel, problem, choice.instance, refs)
         self._workspace = tuple(self._prepared.workspace.items())
+        self._names = (*arrays, kernel.written, *self._prepared.workspace)
 
-    def __call__(self, keep: bool, *operands: torch.Tensor) -> torch.Tensor:
-        if not self._kernel.deterministic:
-            _alert_not_deterministic(self._kernel)
-        weight = operands[1]  # where a weight is packed
+    def __call__(
+        self, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None = None, packed: PackedWeight | None = None
+    ) -> torch.Tensor:
+        if not self.kernel.deterministic:
+            _alert_not_deterministic(self.kernel)
+        operands = (first, second) if bias is None else (first, second, bias)
         if self._copied:
+            self._check(operands)
             pairs = zip(operands, self._copied, strict=True)
             operands = tuple(tensor.contiguous() if copied else tensor for tensor, copied in pairs)
-        written = operands[0].new_empty_strided(self._written.shape, self._written.strides)
-        addresses = {name: tensor.data_ptr() for name, tensor in zip(self._names, operands, strict=True)}
-        addresses[self._kernel.written] = written.data_ptr()
+        written = first.new_empty_strided(self._written.shape, self._written.strides)
         # Asked for at every call: a kept stream is not the one that a CUDA graph captures.
         stream = 0 if self._device is None else torch._C._cuda_getCurrentRawStream(self._device)
-        # An inference tensor has no version.
-        keep = keep and bool(self._prepared.packs) and not weight.is_inference() and not self._backend.is_capturing(stream)
-        version = weight._version if keep else 0  # as it is before it is packed: whoever changes it meanwhile is not missed
-        packed = packs.find(weight, self, version, stream, self._device) if keep else {}
+        if packed is not None and self._prepared.packs and not self._backend.is_capturing(stream):
+            kept = packed.find(second, self, stream, self._device)
+        else:
+            packed, kept = None, {}
         # The allocator hands a workspace out again only to work queued after these launches.
-        workspaces = {
-            name: packed[name] if name in packed else operands[0].new_empty(size, dtype=torch.uint8) for name, size in self._workspace
-        }
-        for name, workspace in workspaces.items():
-            addresses[name] = workspace.data_ptr()
-        self._prepared.launch(addresses, stream, packed=packed)
-        if keep and not packed:
-            packs.keep(weight, self, version, stream, {name: workspaces[name] for name in self._prepared.packs})
+        workspaces = [kept[name] if name in kept else first.new_empty(size, dtype=torch.uint8) for name, size in self._workspace]
+        addresses = [tensor.data_ptr() for tensor in (*operands, written, *workspaces)]
+        if self._device is None or 0 in addresses:  # a GPU's own check would take as long as the rest of the call
+            self._check(operands)
+        self._prepared.launch(dict(zip(self._names, addresses, strict=True)), stream, packed=bool(kept))
+        if packed is not None and not kept:
+            made = dict(zip(self._prepared.workspace, workspaces, strict=True))
+            packed.keep(second, self, stream, {name: made[name] for name in self._prepared.packs})
         if self._written is self._result:
             return written
         return written.new_empty_strided(self._result.shape, self._result.strides).copy_(written)
+
+    def _check(self, operands: Sequence[torch.Tensor]) -> None:
+        for name, tensor in zip(self._names, operands, strict=False):
+            check_storage(name, tensor)
 
 
 def _restride(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,16 +17,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from . import cache, registry
-from .errors import CacheWarning
-from .kernel import Kernel, Limits
-from .problem import Problem
+from . import cache, records, registry
+from .dtypes import DTYPES, allowed_instances
+from .errors import CacheWarning, DataError, KernelError, ProblemError, shown
+from .files import locked, read_text, write_whole
+from .kernel import MOST_TUNABLE, Kernel, Limits
+from .problem import PASSES, Problem
 from .source import code_digest
 
 FORMAT = 1
+LAYOUTS = ("ncdhw", "channels_last")
+SHORTEST_MS, LONGEST_MS = 1e-6, 1e9
 SHIPPED = Path(__file__).parent / "tuning.json"
 LIBRARY = "library"  # in place of a kernel: torch's own operator, measured beside ours
-# Cards that were measured, by architecture: what is known of one serves the others of its kind until they are measured themselves.
+# Cards that were measured, by architecture: what is known of one serves the others of its kind until they are measured themselves. Not
+# those of other architectures, however near: sm_86 has other ratios of memory, CUDA cores and tensor cores than sm_80.
 MEASURED = {"sm_90a": ("NVIDIA H100 80GB HBM3", "NVIDIA H200")}
 # An entry of another problem is used up to this distance: doublings of batch x voxels, channels and groups, added up.
 NEAREST = 3.0
@@ -58,7 +62,7 @@ class Entry:
         problem: its short name.
         kernel, digest: its name, and its `source.code_digest` when it was timed; "library" for torch's own operator, without one.
         instance: the dtype it is compiled for; it may be stricter than `precision`.
-        tunables: all of its tunables.
+        tunables: those that are searched; the others are the source's defaults or follow from the problem.
         median_ms, with_packing_ms: with the packed weight kept, and packed in each call.
     """
 
@@ -100,6 +104,7 @@ class Database:
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries: dict[tuple[Question, str, str], Entry] = {}
+        self._recorded: set[tuple[Question, str, str]] = set()  # since the file was read
         for entry in entries:
             self.record(entry)
 
@@ -107,38 +112,69 @@ class Database:
     def load(cls, path: Path) -> Database:
         """Return the database of a file: empty if there is none; a damaged or foreign one is ignored with a `CacheWarning`."""
         try:
-            data = json.loads(path.read_text())
-            if data["format"] != FORMAT:
-                raise ValueError(f"format {data['format']}, not {FORMAT}")
-            entries = [Entry(**entry) for entry in data["entries"]]
-            for entry in entries:
-                Problem.parse(entry.problem)
-            return cls(entries)
-        except FileNotFoundError:
-            return cls()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            warnings.warn(f"tuning database {str(path)!r} was ignored: {type(error).__name__}: {error}", CacheWarning, stacklevel=2)
+            return cls.read(path)
+        except DataError as error:
+            warnings.warn(f"{error}; the database was ignored", CacheWarning, stacklevel=2)
             return cls()
 
-    def save(self, path: Path) -> None:
-        """Write the file; other processes see all of it or none."""
-        lines = [json.dumps(asdict(self._entries[key]), sort_keys=True) for key in sorted(self._entries)]
-        text = f'{{"format": {FORMAT}, "entries": [\n' + ",\n".join(lines) + "\n]}\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    @classmethod
+    def read(cls, path: Path) -> Database:
+        """Return the database of a file: empty if there is none.
+
+        Raises:
+            DataError: it is damaged or foreign; the message names file, line and field.
+        """
+        where = f"tuning database {str(path)!r}"
         try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-            registry.revise()
-        except BaseException:
-            os.unlink(temporary)
-            raise
+            text = read_text(path)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError) as error:
+            raise DataError(f"{where}: cannot be read: {error}") from None
+        data = records.mapping(records.parse(text, where), where)
+        if (found := data.get("format")) != FORMAT:
+            raise DataError(f"{where}: format={shown(found)}: must be {FORMAT}")
+        entries = records.sequence(data.get("entries"), f"{where}: entries")
+        an_entry_a_line = text.count("\n") == len(entries) + 2
+        names = (f"line {number + 1}" if an_entry_a_line else f"entry {number}" for number in range(1, len(entries) + 1))
+        database = cls(_entry(entry, f"{where}, {name}") for entry, name in zip(entries, names, strict=True))
+        database._recorded.clear()
+        return database
+
+    def save(self, path: Path) -> None:
+        """Write the file; other processes see all of it or none.
+
+        Raises:
+            OSError: it cannot be written; what was there is still there.
+        """
+        lines = [json.dumps(asdict(self._entries[key]), sort_keys=True, separators=(",", ":")) for key in sorted(self._entries)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, f'{{"format": {FORMAT}, "entries": [\n' + ",\n".join(lines) + "\n]}\n")
+        registry.revise()
+
+    def merge(self, path: Path) -> None:
+        """Put what was recorded here since it was read into the file as it is now, and take in what others have put there.
+
+        Raises:
+            DataError: the file has been damaged meanwhile, or cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_name(path.name + ".lock")):
+                there = Database.read(path)
+                for key in self._recorded:
+                    there._entries[key] = self._entries[key]
+                there.save(path)
+        except OSError as error:
+            raise DataError(f"tuning database {str(path)!r}: cannot be written: {error}") from None
+        self._entries = there._entries
+        self._recorded.clear()
 
     def record(self, entry: Entry) -> None:
         """Add an entry; it takes the place of the same kernel's for that question and problem."""
-        self._entries[entry.question, entry.problem, entry.kernel] = entry
+        key = entry.question, entry.problem, entry.kernel
+        self._entries[key] = entry
+        self._recorded.add(key)
 
     def find(self, question: Question, problem: Problem, kernel: Kernel) -> Entry | None:
         """Return what was measured with this kernel on this very problem, None if its code has changed since."""
@@ -154,7 +190,7 @@ def lookup(
     question: Question,
     problem: Problem,
     *,
-    packed: bool = True,
+    packed: bool = False,
     arch: str | None = None,
     limits: Limits | None = None,
     deterministic: bool = True,
@@ -164,6 +200,8 @@ def lookup(
 
     This very problem comes first, measured on the device or else on another card of its architecture (`MEASURED`); then a problem
     like it, in the same order.
+
+    Configurations that spread NaN are left out: torch's operator does not.
 
     Cheap enough for every call: the files are read again only when they have changed, and answers are kept.
 
@@ -217,10 +255,46 @@ def configured(kernel: Kernel, tunables: tuple[tuple[str, int], ...]) -> Kernel:
     return kernel if values == dict(kernel.tunables) else kernel.replace_tunables(**values)
 
 
+def fitted(kernel: Kernel, entry: Entry) -> Kernel:
+    """Return the kernel in the configuration that an entry found quickest.
+
+    Macros that follow from the problem keep their defaults: whatever an entry says of them is not used.
+
+    Raises:
+        KernelError: it is no configuration that `convt3d tune` could have found: a name or value that the kernel does not list, or an
+            instance that it does not have.
+    """
+    if entry.instance not in kernel.dtypes or entry.instance not in allowed_instances(entry.precision):
+        raise KernelError(f"instance={entry.instance!r}: {kernel.name} has {', '.join(kernel.dtypes)} for {entry.precision}")
+    values = {name: value for name, value in entry.tunables.items() if name not in kernel.specialize}
+    for name, value in values.items():
+        listed = (*kernel.search.get(name, ()), kernel.tunables.get(name))
+        if value not in listed:
+            raise KernelError(f"tunables.{name}={value}: must be one of {', '.join(map(str, listed))} for {kernel.name}")
+    return configured(kernel, tuple(sorted(values.items())))
+
+
 def stale(entries: Iterable[Entry]) -> int:
     """Return how many entries no longer count: their kernel has changed or is gone."""
     digests = {name: code_digest(kernel) for name, kernel in registry.kernels().items()}
     return sum(entry.kernel != LIBRARY and digests.get(entry.kernel) != entry.digest for entry in entries)
+
+
+def _entry(value: object, where: str) -> Entry:
+    """Return an entry whose every field is of its type and in its range; raises DataError for any other."""
+    entry = records.make(Entry, value, where)
+    for name, known in (("pass_name", PASSES), ("precision", DTYPES), ("layout", LAYOUTS)):
+        records.one_of(getattr(entry, name), known, f"{where}: {name}")
+    records.one_of(entry.instance, allowed_instances(entry.precision), f"{where}: instance")
+    for name, number in entry.tunables.items():
+        records.within(number, 0, MOST_TUNABLE, f"{where}: tunables.{name}")
+    for name in ("median_ms", "with_packing_ms"):
+        records.within(getattr(entry, name), SHORTEST_MS, LONGEST_MS, f"{where}: {name}")
+    try:
+        Problem.parse(entry.problem)
+    except ProblemError as error:
+        raise DataError(f"{where}: problem: {error}") from None
+    return entry
 
 
 def _sizes(p: Problem) -> tuple[int, ...]:
@@ -275,7 +349,12 @@ def _lookup(
             kernel = known.get(entry.kernel)
             if kernel is None or entry.digest != code_digest(kernel):
                 continue
-            kernel = configured(kernel, tuple(sorted(entry.tunables.items())))
-            if kernel.why_not(problem, entry.instance, arch, limits) is None:
-                return Tuned(kernel, entry.instance, question.device, entry.milliseconds(packed), measured_on, exact, library_ms)
+            try:
+                kernel = fitted(kernel, entry)
+            except KernelError as error:
+                warnings.warn(f"an entry of the tuning database for {entry.problem} was ignored: {error}", CacheWarning, stacklevel=2)
+                continue
+            if kernel.why_not(problem, entry.instance, arch, limits) or kernel.why_spreads_nan(problem, entry.instance):
+                continue
+            return Tuned(kernel, entry.instance, question.device, entry.milliseconds(packed), measured_on, exact, library_ms)
     return None

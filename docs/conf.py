@@ -26,7 +26,7 @@ except metadata.PackageNotFoundError:
     release = "source"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["notebooks/*.py", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_generated", "notebooks/*.py", "**/.ipynb_checkpoints"]
 default_role = "literal"  # docstrings quote code with single backticks
 nitpicky = False
 
@@ -87,8 +87,31 @@ def write_command_line_help(app: Any) -> None:
     (target / "command_line.txt").write_text("\n\n".join(f"$ {page.prog} --help\n{page.format_help()}" for page in pages))
 
 
+def write_mutants(app: Any) -> None:
+    """Write the scores of the mutants, and the reasons of those that live, for the page on them."""
+    from cupy_convt3d.lab.mutants import explanations
+    from cupy_convt3d.lab.mutants.command import page, scores
+
+    source, target = Path(app.srcdir), Path(app.srcdir) / "_generated"
+    target.mkdir(exist_ok=True)
+    (target / "mutants.md").write_text(page(scores(source / "mutation_scores.json"), explanations(source / "mutation.toml")))
+
+
+def write_plants(app: Any) -> None:
+    """Write what became of the plants, for the same page."""
+    from cupy_convt3d.lab.mutants.plants import plants
+    from cupy_convt3d.lab.mutants.plants_command import kept, page
+
+    source, target = Path(app.srcdir), Path(app.srcdir) / "_generated"
+    target.mkdir(exist_ok=True)
+    everything = plants(source.parent / "tests" / "plants")
+    (target / "plants.md").write_text(page(everything, kept(source / "plant_scores.json")))
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.add_html_math_renderer("mathml", (show_inline_math, None), (show_block_math, None))
     app.connect("doctree-read", highlight_cells_as_cuda)
     app.connect("builder-inited", write_command_line_help)
+    app.connect("builder-inited", write_mutants)
+    app.connect("builder-inited", write_plants)
     return {"parallel_read_safe": True}

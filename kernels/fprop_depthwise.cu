@@ -1,6 +1,7 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp64", "fp32", "fp16", "bf16"]
+multiplies_padding = true
 [specialize]
 KERNEL_H = "kernel_h"
 KERNEL_W = "kernel_w"

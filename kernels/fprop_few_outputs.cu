@@ -1,6 +1,7 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp32"]
+multiplies_padding = true
 [specialize]
 KERNEL_H = "kernel_h"
 KERNEL_W = "kernel_w"

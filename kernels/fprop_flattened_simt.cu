@@ -1,7 +1,9 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp32"]
-architectures = ["sm_90a", "sm_100", "sm_120"]
+architectures = ["sm_90"]
+multiplies_padding = true
+static_shared_bytes = 256
 [specialize]
 CHANNELS = "thread_channels"
 QUADS = "thread_quads"

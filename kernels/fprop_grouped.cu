@@ -1,6 +1,7 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp32", "fp16", "bf16"]
+multiplies_padding = true
 [specialize]
 KERNEL_W = "kernel_w"
 STRIDE_W = "stride_w"
@@ -320,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       block.live_channels = min(CHANNELS, out_channels_per_group - first_out);
       // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
       block.input_vectors = channels_are_vectors<IN_VECTOR>(input, input.data + block.input, in_channels_per_group);
-      block.input_lines = input.stride[4] == 1 && input.stride[1] == SPECIALIZED(INPUT_VOXELS, input.stride[1]);
+      block.input_lines = input.stride[4] == 1 && input.stride[1] == SPECIALIZED(INPUT_VOXELS, 0);
       block.input_quads = positions == 4 && block.input_lines && problem.input_size[2] % 4 == 0 &&
                           (input.stride[1] | input.stride[2] | input.stride[3]) % 4 == 0 &&
                           reinterpret_cast<index_t>(input.data + block.input) % sizeof(Vector<4>) == 0;

@@ -63,13 +63,15 @@ shared_bytes = "shared_bytes"
 // neighbours are two offsets and need no turning. The sums of 8 channels pass through shared memory, for the block's quads together, and
 // a warp stores all that the block has of a channel: where two warps store a part of a sector each, memory first reads it.
 //
-// Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds.
+// Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds. Where a sum
+// of a block is NaN, what is NaN among its outputs is computed anew, by the definition.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/divisor.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/split_tf32.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -229,8 +231,11 @@ __device__ inline void gather_weights(Fragment* fragments, const Problem& proble
     const int to = fragment * PARTS * 32 + lane;
     if (EACH == 1) {
       const float value = __uint_as_float(word.bits);
-      word.bits = nearest_tf32(value);
-      if (PARTS == 2) fragments[to + 32].a[r] = nearest_tf32(value - __uint_as_float(word.bits));
+      if (PARTS == 2) {
+        split_tf32(value, word.bits, fragments[to + 32].a[r]);
+      } else {
+        word.bits = nearest_tf32(value);
+      }
     }
     fragments[to].a[r] = word.bits;
   }
@@ -252,8 +257,11 @@ __device__ __forceinline__ void multiply_window(float (*sums)[4][4], const unsig
           b[k] = register_at(words[k], taps.shift + t + EACH * step);
           if (EACH == 1) {
             const float value = __uint_as_float(b[k]);
-            b[k] = nearest_tf32(value);
-            if (PARTS == 2) rest[k] = nearest_tf32(value - __uint_as_float(b[k]));
+            if (PARTS == 2) {
+              split_tf32(value, b[k], rest[k]);
+            } else {
+              b[k] = nearest_tf32(value);
+            }
           }
         }
         if (PARTS == 1) {
@@ -329,6 +337,25 @@ __device__ __forceinline__ void store_residue(const scalar_t* sums, int pitch, c
   }
 }
 
+// One output, by the definition.
+__device__ inline scalar_t gathered(const Problem& problem, const View<const scalar_t>& input,
+                                    const View<const scalar_t>& weight, const scalar_t* bias, int n, int group, int co, int d,
+                                    int h, int w) {
+  const int channels = problem.in_channels / problem.groups, first_ci = group * channels;
+  float sum = bias == nullptr ? 0.0f : to_accum(bias[group * (problem.out_channels / problem.groups) + co]);
+#pragma unroll 1
+  for (int tap = 0; tap < problem.kernel_size[0] * problem.kernel_size[1] * problem.kernel_size[2]; ++tap) {
+    const int kw = tap % problem.kernel_size[2], kh = tap / problem.kernel_size[2] % problem.kernel_size[1];
+    const int kd = tap / problem.kernel_size[2] / problem.kernel_size[1];
+    const int id = input_index(problem, 0, d, kd), ih = input_index(problem, 1, h, kh), iw = input_index(problem, 2, w, kw);
+    if (id < 0 || ih < 0 || iw < 0) continue;
+#pragma unroll 1
+    for (int ci = first_ci; ci < first_ci + channels; ++ci)
+      sum += to_accum(*input.at(n, ci, id, ih, iw)) * to_accum(*weight.at(ci, co, kd, kh, kw));
+  }
+  return to_scalar(sum);
+}
+
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
     convt3d_fprop_grouped_mma(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                               const scalar_t* __restrict__ bias, const View<scalar_t> output, const int shift_w,
@@ -364,6 +391,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
   const Divisor per_row = divisor_of(quads_w), rows = divisor_of((problem.output_size[1] + taps.h.stride - 1) / taps.h.stride);
   const int before_d = problem.padding[0] / taps.d.stride, before_h = problem.padding[1] / taps.h.stride;
   const int first_column = problem.padding[2] / taps.w.stride - taps.w.last() - taps.shift;
+  bool spoilt = false;  // some sum was NaN
   // Blocks that are at work together have neighbouring tiles: what they write is contiguous, as memory likes it.
 #pragma unroll 1
   for (int tile = 0; tile < block_tiles; ++tile) {
@@ -439,7 +467,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
           // Lane l has channel l / 4 of the quads 2*(l % 4) and the next.
           const auto sum = [&](int residue, int t, int e) {
             const int half = octet * taps.w.stride + residue;
-            return to_scalar(sums[(r_d * taps.h.stride + r_h) * row_tiles + half / 2][t][half % 2 * 2 + e] + start);
+            const float product = sums[(r_d * taps.h.stride + r_h) * row_tiles + half / 2][t][half % 2 * 2 + e];
+            spoilt = spoilt || product != product;
+            return to_scalar(product + start);
           };
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
@@ -458,6 +488,24 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
           store_residue(stage, pitch, places, taps.w.stride, r_d * taps.h.stride + r_h, live, output, offset, again / 32, own);
         }
       }
+    }
+  }
+
+  if (__syncthreads_or(spoilt) == 0) return;
+  const int columns = 4 * taps.w.stride, residues = taps.d.stride * taps.h.stride;
+  const int tile_outputs = BLOCK_QUADS * columns * residues, live = min(taps.octets * 8, out_channels - first_out);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < block_tiles * tile_outputs; i += 32 * BLOCK_WARPS) {
+    const int quad = (i / tile_outputs * runs + run) * BLOCK_QUADS + i / columns % BLOCK_QUADS;
+    const int residue = i / columns / BLOCK_QUADS % residues, line = per_row.quotient(quad), q_d = rows.quotient(line);
+    const int d = q_d * taps.d.stride + residue / taps.h.stride;
+    const int h = (line - q_d * rows.value) * taps.h.stride + residue % taps.h.stride;
+    const int w = (quad - line * quads_w) * columns + i % columns;
+    if (quad >= quads || h >= problem.output_size[1] || d >= problem.output_size[0] || w >= problem.output_size[2]) continue;
+#pragma unroll 1
+    for (int co = first_out; co < first_out + live; ++co) {
+      scalar_t* const y = output.at(n, group * out_channels + co, d, h, w);
+      if (to_accum(*y) != to_accum(*y)) *y = gathered(problem, input, weight, bias, n, group, co, d, h, w);
     }
   }
 }

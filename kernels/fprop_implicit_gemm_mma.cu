@@ -1,6 +1,8 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
+multiplies_padding = true
+static_shared_bytes = 96
 [constants]
 operand_parts = "1 + split"
 widest_tile = "64 if operand_parts == 1 and (out_channels_per_group % 64 == 0 or out_channels_per_group % 48 != 0) else 48 if operand_parts == 1 or out_channels_per_group % 48 == 0 else 32"
@@ -94,6 +96,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d.cuh"
 
 #include "convt3d/mma.cuh"
+#include "convt3d/split_tf32.cuh"
 
 #ifndef TILE_VOXELS
 #define TILE_VOXELS 512
@@ -113,10 +116,10 @@ static_assert(TILE_VOXELS % (2 * 16 * WARPS) == 0, "each warp owns whole m16 til
 __device__ inline void make_cells(const float (&x)[4], uint4 (&cells)[PARTS]) {
   cells[0] = make_uint4(round_to_tf32(x[0]), round_to_tf32(x[1]), round_to_tf32(x[2]), round_to_tf32(x[3]));
   if (PARTS == 1) return;
-  const unsigned hi[4] = {cells[0].x, cells[0].y, cells[0].z, cells[0].w};
-  unsigned lo[4];
-  for (int i = 0; i < 4; ++i) lo[i] = round_to_tf32(x[i] - __uint_as_float(hi[i]));
-  cells[PARTS - 1] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+  unsigned high[4], low[4];
+  for (int i = 0; i < 4; ++i) split_tf32(x[i], high[i], low[i]);
+  cells[0] = make_uint4(high[0], high[1], high[2], high[3]);
+  cells[PARTS - 1] = make_uint4(low[0], low[1], low[2], low[3]);
 }
 
 template <class Narrow>

@@ -1,6 +1,7 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp64", "fp32"]
+multiplies_padding = true
 [specialize]
 CHANNELS = "thread_channels"
 PAIRS = "pairs"

@@ -2,6 +2,7 @@
 pass = "fprop"
 dtypes = ["tf32", "bf16", "fp16"]
 architectures = ["sm_90a"]
+multiplies_padding = true
 
 [search]
 TILES_M = [1, 2, 4]

@@ -82,6 +82,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d.cuh"
 
 #include "convt3d/mma.cuh"
+#include "convt3d/split_tf32.cuh"
 
 #ifndef TILE
 #define TILE 0
@@ -223,8 +224,11 @@ struct Fragments {
   unsigned a[PARTS][M_TILES][4], b[PARTS][N_TILES][2];
 
   __device__ static void round(float value, unsigned& high, unsigned& low) {
-    high = nearest_tf32(value);
-    if (PARTS == 2) low = nearest_tf32(value - __uint_as_float(high));
+    if (PARTS == 2) {
+      split_tf32(value, high, low);
+    } else {
+      high = nearest_tf32(value);
+    }
   }
 
   // `inputs` is the step's first row [depth][voxel] at the warp's first voxel. tf32: rows g and g + 8 of a fragment are

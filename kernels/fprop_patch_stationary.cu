@@ -64,6 +64,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/mma.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/split_tf32.cuh"
 #include "convt3d/store_piece.cuh"
 
 // At most so many (co, t) of a block, a multiple of 32.
@@ -259,21 +260,18 @@ struct Warp {
   __device__ __forceinline__ static void multiply_parts(float (&sums)[N][4], const unsigned (&a)[4],
                                                         const unsigned (&b)[N][2]) {
     unsigned a_parts[2][4];
-    for (int r = 0; r < 4; ++r) split(a[r], a_parts[0][r], a_parts[1][r]);
+    for (int r = 0; r < 4; ++r) split_tf32(__uint_as_float(a[r]), a_parts[0][r], a_parts[1][r]);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       unsigned b_parts[2][2];
-      for (int r = 0; r < 2; ++r) split(computed_anew(b[n][r]), b_parts[0][r], b_parts[1][r]);  // not kept: twice the registers
+      for (int r = 0; r < 2; ++r)
+        split_tf32(__uint_as_float(computed_anew(b[n][r])), b_parts[0][r], b_parts[1][r]);  // not kept: twice the registers
       float step[4] = {};
       CONVT3D_MULTIPLY(step, a_parts[1], b_parts[0][0], b_parts[0][1]);
       CONVT3D_MULTIPLY(step, a_parts[0], b_parts[1][0], b_parts[1][1]);
       CONVT3D_MULTIPLY(step, a_parts[0], b_parts[0][0], b_parts[0][1]);
       for (int e = 0; e < 4; ++e) sums[n][e] += step[e];
     }
-  }
-  __device__ static void split(unsigned bits, unsigned& high, unsigned& low) {
-    high = nearest_tf32(__uint_as_float(bits));
-    low = nearest_tf32(__uint_as_float(bits) - __uint_as_float(high));
   }
 
   // Of a lane's run u: its first voxel, and the sum of its voxel v for row g (tap 0) or g + 8.

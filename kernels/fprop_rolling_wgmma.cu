@@ -2,6 +2,7 @@
 pass = "fprop"
 dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
 architectures = ["sm_90a"]
+multiplies_padding = true
 
 [search]
 TILES_M = [1, 2]
@@ -180,6 +181,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/split_tf32.cuh"
 #include "convt3d/store_piece.cuh"
 #include "convt3d/weight_cell.cuh"
 #include "convt3d/wgmma.cuh"
@@ -277,9 +279,11 @@ struct alignas(16) Cell {
 __device__ inline void round_cell(const float (&values)[VECTOR], Cell& high, Cell& low) {
 #pragma unroll
   for (int v = 0; v < VECTOR; ++v) {
-    high.words[v] = round_to_tf32(values[v]);
-    const float rest = values[v] - __uint_as_float(high.words[v]);
-    low.words[v] = PARTS == 1 || values[v] == __uint_as_float(high.words[v]) ? 0u : round_to_tf32(rest);
+    if (PARTS == 2) {
+      split_tf32(values[v], high.words[v], low.words[v]);
+    } else {
+      high.words[v] = round_to_tf32(values[v]);
+    }
   }
 }
 

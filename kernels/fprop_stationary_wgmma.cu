@@ -2,6 +2,7 @@
 pass = "fprop"
 dtypes = ["tf32", "bf16", "fp16"]
 architectures = ["sm_90a"]
+multiplies_padding = true
 
 [search]
 COLUMNS = [16, 32, 64, 128]
@@ -84,6 +85,9 @@ stages = "min(4, memory // stage_bytes)"
 "kernel_h * kernel_w * chunk_cells <= 256 and kernel_d * kernel_h * kernel_w * chunk_cells <= 512" = "its taps are too many to be written out one by one"
 "memory >= 2 * stage_bytes" = "the weights of a tile of channels pass the shared memory"
 "max(units, sets * chunks * chunk_cells * tile8 * 8 * kernel_d * kernel_h * kernel_w) <= 1000000000" = "the volume passes its 32-bit tile offsets"
+
+[spreads_nan]
+"merged > 1" = "groups that are put together have weights of zero from one to another"
 
 [workspace]
 packed_weight = "sets * weight_bytes // 4"

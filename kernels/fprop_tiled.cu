@@ -1,6 +1,7 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp64", "fp32", "fp16", "bf16"]
+multiplies_padding = true
 [constants]
 voxel_tiles = "ceil_div(residue_voxels, TILE_VOXELS)"
 channel_tiles = "ceil_div(out_channels_per_group, TILE_CHANNELS)"

@@ -25,8 +25,9 @@ import math
 
 import cupy_convt3d as ct
 from cupy_convt3d.backends.cuda import available
-from cupy_convt3d.lab import results
-from cupy_convt3d.lab.measure import Bench, measure_ceilings
+from cupy_convt3d.lab.bench import results
+from cupy_convt3d.lab.bench.contest import compare
+from cupy_convt3d.lab.bench.measure import Bench, measure_ceilings
 
 # %% [markdown]
 # ## How little there is to do
@@ -112,7 +113,7 @@ if available():
     machine, ceilings, rows = bench.backend.capabilities()["device"] + ", measured now", measure_ceilings(bench), []
     able = [kernel for kernel in ct.kernels("fprop").values() if "fp32" in kernel.dtypes]
     for case in ("kb61", "kb73", "kb77", "unet_up1"):
-        rows += bench.compare(case, ct.suites.suite("named")[case], "fprop", able, "fp32", ceilings)
+        rows += compare(bench, case, ct.suites.suite("named")[case], "fprop", able, "fp32", ceilings)
 else:
     recorded = results.newest("../benchmarks/results", "fp32")
     machine, ceilings = f"{recorded.machine['device']}, recorded {recorded.created[:10]}", recorded.ceilings

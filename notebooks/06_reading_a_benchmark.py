@@ -26,8 +26,9 @@ import numpy as np
 
 import cupy_convt3d as ct
 from cupy_convt3d.backends.host import HostBackend
-from cupy_convt3d.lab import results
-from cupy_convt3d.lab.measure import Bench
+from cupy_convt3d.lab.bench import results
+from cupy_convt3d.lab.bench.contest import compare
+from cupy_convt3d.lab.bench.measure import Bench
 
 recorded = results.newest("../benchmarks/results", "fp32")
 rows = [row for row in recorded.rows if row.pass_name == "fprop" and row.dtype == "fp32"]
@@ -42,7 +43,7 @@ print(recorded.machine["device"], recorded.created[:10])
 bench = Bench(HostBackend(), budget_ms=50, against=())
 problem = ct.Problem.parse("n1_c4to4_i16_k3")
 wrong = ct.Kernel.from_file("../tests/specimens/s002_same_block_index.cu")
-for row in bench.compare("small", problem, "fprop", [ct.kernels()["fprop_gather"], wrong], "fp32"):
+for row in compare(bench, "small", problem, "fprop", [ct.kernels()["fprop_gather"], wrong], "fp32"):
     print(f"{row.contender:24} {row.median_ms:7.2f} ms  {'WRONG' if row.wrong else 'right'}")
 
 # %% [markdown]

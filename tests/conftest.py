@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +21,6 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
-_own_cache = pytest.StashKey[str]()
 _shared = pytest.StashKey[Path]()
 
 
@@ -43,19 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # pytest-xdist's workers inherit the variable, so all processes of a run share one cache and compile a kernel once.
-    if "CONVT3D_CACHE" not in os.environ:
-        directory = tempfile.mkdtemp(prefix="convt3d-tests-")
-        os.environ["CONVT3D_CACHE"] = config.stash[_own_cache] = directory
+    # A cache of the tests' own, kept from run to run: entries are named by all that they were compiled from. `make clean` empties it.
+    # pytest-xdist's workers inherit the variable.
+    os.environ.setdefault("CONVT3D_CACHE", str(Path(__file__).parents[1] / "build" / "test-cache"))
     config.stash[_shared] = Path(os.environ["CONVT3D_CACHE"])
     config.stash[_shared].mkdir(parents=True, exist_ok=True)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    directory = config.stash.get(_own_cache, None)
-    if directory is not None:
-        os.environ.pop("CONVT3D_CACHE", None)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,6 +80,16 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def new_plans() -> Iterator[None]:
+    """Plans are made anew, and none of this test's is left to the next."""
+    from cupy_convt3d.plans import plans
+
+    plans.clear()
+    yield
+    plans.clear()
+
+
+@pytest.fixture
 def ieee() -> Iterator[None]:
     """torch's convolutions do not round fp32 to TF32, their default on a GPU."""
     conv = pytest.importorskip("torch").backends.cudnn.conv
@@ -107,7 +106,7 @@ def assert_found() -> Callable[..., None]:
     from cupy_convt3d.backends.host import HostBackend
     from cupy_convt3d.errors import LaunchError
     from cupy_convt3d.kernel import Kernel
-    from cupy_convt3d.lab.verify import verify
+    from cupy_convt3d.lab.run.verify import verify
     from cupy_convt3d.problem import Problem
 
     def found(
@@ -115,14 +114,14 @@ def assert_found() -> Callable[..., None]:
     ) -> None:
         assert kernel.source.count(right) == 1
         trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken").replace_tunables(**tunables)
-        failures: list[str] = []
         dtype = dtype or ("tf32" if "tf32" in kernel.dtypes else kernel.dtypes[0])
+        backend = HostBackend(optimize=False)
         for seed, problem in tried:
             try:
-                outcome = verify(HostBackend(), trial, problem, dtype, "exact", seed)
-                failures += [] if outcome.ok else [outcome.message]
-            except LaunchError as error:
-                failures.append(str(error))
-        assert failures, f"{right!r} replaced by {wrong!r}"
+                if not verify(backend, trial, problem, dtype, "exact", seed).ok:
+                    return
+            except LaunchError:
+                return
+        pytest.fail(f"{right!r} replaced by {wrong!r} is not noticed")
 
     return found

@@ -397,3 +397,19 @@ def test_cuda_graph_capture() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, x)
+
+
+def test_a_deleted_jax_array_is_an_error() -> None:
+    jax = pytest.importorskip("jax")
+    array = jax.numpy.ones(SHAPE, jax.numpy.float32)
+    array.delete()
+    with pytest.raises(ct.ProblemError, match="input: is a deleted JAX array"):
+        read("input", array)
+
+
+def test_a_producer_without_memory_is_an_error() -> None:
+    torch = pytest.importorskip("torch")
+    gone = torch.ones(SHAPE)
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(ct.ProblemError, match=r"input: its __dlpack__\(\) (gave no memory|refused)"):
+        read("input", Producer(gone))

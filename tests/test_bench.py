@@ -18,12 +18,11 @@ from cupy_convt3d.choice import choose
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import BackendError, KernelError, ProblemError
 from cupy_convt3d.kernel import Kernel
-from cupy_convt3d.lab import contest
-from cupy_convt3d.lab.bench import Plan, bench
-from cupy_convt3d.lab.contest import Contest
-from cupy_convt3d.lab.measure import Bench, Ceilings, Row
-from cupy_convt3d.lab.rivals import torch_settings
-from cupy_convt3d.lab.summary import comparisons, geometric_mean, rows_of, summary
+from cupy_convt3d.lab.bench import Selection, bench, contest
+from cupy_convt3d.lab.bench.contest import Contest
+from cupy_convt3d.lab.bench.measure import Bench, Ceilings, Row
+from cupy_convt3d.lab.bench.rivals import torch_settings
+from cupy_convt3d.lab.bench.summary import comparisons, geometric_mean, rows_of, summary
 from cupy_convt3d.problem import PASSES, Problem
 from cupy_convt3d.source import Instance
 
@@ -220,14 +219,14 @@ def test_means() -> None:
         *(rival("kb70", 1.0), rival("kb70", None, "channels_last"), row("kb70", 4.0, floor_ms=0.01)),
         *(rival("else", 2.0), rival("else", 2.0, "channels_last"), row("else", 0.5)),
     ]
-    found = {(e["layout"], e["layers"], e["packing_in_time"]): e for e in summary(rows)}
+    found = {(e["layout"], e["layers"], e["frozen"]): e for e in summary(rows)}
     core = found["ncdhw", "core", False]
-    assert core["against_rival"] == pytest.approx((4 * 0.25) ** 0.5) and core["against_rival_layers"] == 2
-    assert core["against_better_layout"] == pytest.approx((2 * 0.25) ** 0.5)
-    assert core["share_of_floor"] == pytest.approx(0.1) and core["share_of_floor_layers"] == 1, "0.01 ms is no floor to measure by"
+    assert core["against_rival"] == pytest.approx((2 * 0.25) ** 0.5) and core["against_rival_layers"] == 2, "packing is in the time"
+    assert core["against_better_layout"] == pytest.approx((1 * 0.25) ** 0.5)
+    assert core["share_of_floor"] == pytest.approx(0.05) and core["share_of_floor_layers"] == 1, "0.01 ms is no floor to measure by"
     assert core["slower"] == {"kb70": 0.25} and core["count"] == 2 and core["expected"] == 11
-    assert found["ncdhw", "core", True]["against_rival"] == pytest.approx((2 * 0.25) ** 0.5)
-    assert found["ncdhw", "all", False]["against_better_layout"] == pytest.approx((2 * 0.25 * 4) ** (1 / 3))
+    assert found["ncdhw", "core", True]["against_rival"] == pytest.approx((4 * 0.25) ** 0.5)
+    assert found["ncdhw", "all", False]["against_better_layout"] == pytest.approx((1 * 0.25 * 4) ** (1 / 3))
     assert found["channels_last", "all", False]["missing"] == ["kb61", "kb70", "else"]
     assert geometric_mean([]) is None
 
@@ -240,16 +239,17 @@ def test_one_layout_has_no_better_one() -> None:
 def test_rows_are_read_back_with_nan(tmp_path: Path) -> None:
     from dataclasses import asdict
 
-    from cupy_convt3d.lab.provenance import write_json
+    from cupy_convt3d.lab.bench.provenance import write_json
 
     bad = row("kb61", 1.0, error=float("nan"))
     write_json(tmp_path / "r.json", {"rows": [asdict(bad) | {"unknown": 1}]})
     data = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
+    assert len((tmp_path / "r.json").read_text().splitlines()) == 5, "a row a line"
     (back,) = rows_of(data)
     assert back.wrong and replace(back, error=None) == replace(bad, error=None)
 
 
-def run(tmp_path: Path, plan: Plan, **options: Any) -> tuple[dict[str, Any], str]:
+def run(tmp_path: Path, plan: Selection, **options: Any) -> tuple[dict[str, Any], str]:
     console = Console(file=io.StringIO(), width=200)
     out = tmp_path / "sub" / "bench.json"
     data = bench(plan, out, backend="host", budget_ms=1.0, flop_limit=20_000, console=console, **options)
@@ -263,7 +263,7 @@ def test_a_run_is_written_down(tmp_path: Path) -> None:
     problems = {"kb61": Problem(1, 4, 4, 6, 3), "k2s2": Problem(1, 4, 4, 3, 2, 2)}
     told: list[tuple[int, int, str]] = []
     gather = registry.kernel("fprop_gather")
-    plan = Plan(problems, ("fprop",), ("fp32", "tf32"), kernels=[gather])
+    plan = Selection(problems, ("fprop",), ("fp32", "tf32"), kernels=[gather])
     data, text = run(tmp_path, plan, progress=lambda *given: told.append(given))
     assert data["complete"] and data["wrong"] == 0 and data["kind"] == "bench" and data["scaled_down"]
     assert set(data["tf32"]) == {"fp32", "tf32"} and data["tf32"]["tf32"]["kernels"] == "tf32"
@@ -282,28 +282,33 @@ def test_what_is_cut_off_is_kept(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     problems = {"one": Problem(1, 1, 1, 3, 3), "two": Problem(1, 2, 1, 3, 3)}
-    plan = Plan(problems, layouts=("ncdhw",), kernels=[registry.kernel("fprop_gather")])
+    plan = Selection(problems, layouts=("ncdhw",), kernels=[registry.kernel("fprop_gather")])
+    out, partial = tmp_path / "b.json", tmp_path / "b.json.partial"
+    out.write_text("of an earlier run")
     with pytest.raises(KeyboardInterrupt):
-        bench(plan, tmp_path / "b.json", backend="host", budget_ms=1.0, console=Console(file=io.StringIO()), progress=stop)
-    data = json.loads((tmp_path / "b.json").read_text())
+        bench(plan, out, backend="host", budget_ms=1.0, console=Console(file=io.StringIO()), progress=stop)
+    data = json.loads(partial.read_text())
     assert not data["complete"] and {row["case"] for row in data["rows"]} == {"one"}
+    assert out.read_text() == "of an earlier run", "a run that was cut off takes nothing away"
+    bench(plan, out, backend="host", budget_ms=1.0, console=Console(file=io.StringIO()))
+    assert len(json.loads(out.read_text())["rows"]) >= 2 and not partial.exists()
 
 
 def test_auto_is_what_the_function_takes(tmp_path: Path) -> None:
-    plan = Plan({"one": PROBLEM}, PASSES, ("fp16",), ("ncdhw",), against=())
+    plan = Selection({"one": PROBLEM}, PASSES, ("fp16",), ("ncdhw",), against=())
     data, _ = run(tmp_path, plan)
     taken = [choose(HostBackend(), p, PROBLEM, "fp16").kernel for p in PASSES]
     assert [row["contender"] for row in data["rows"]] == [kernel.name for kernel in taken if kernel is not None]
 
 
 def test_all_kernels_of_the_pass(tmp_path: Path) -> None:
-    data, _ = run(tmp_path, Plan({"one": PROBLEM}, ("dgrad",), ("fp32",), ("ncdhw",), "all", against=()))
+    data, _ = run(tmp_path, Selection({"one": PROBLEM}, ("dgrad",), ("fp32",), ("ncdhw",), "all", against=()))
     assert {row["contender"] for row in data["rows"]} == set(registry.kernels("dgrad"))
 
 
 def test_a_batch_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProblemError, match="batch=0: there is nothing to time in none"):
-        bench(Plan({"none": Problem(0, 1, 1, 3, 3)}), backend="host")
+        bench(Selection({"none": Problem(0, 1, 1, 3, 3)}), backend="host")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,7 +356,7 @@ def test_a_kernel_that_cannot_says_why(meter: Bench) -> None:
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path) -> None:
     problems = {"kb61": Problem(1, 8, 8, 16, 3), "k2s2": Problem(1, 16, 8, 8, 2, 2)}
-    plan = Plan(problems, PASSES, ("fp32", "tf32", "tf32x3", "bf16", "fp16", "fp64"))
+    plan = Selection(problems, PASSES, ("fp32", "tf32", "tf32x3", "bf16", "fp16", "fp64"))
     data = bench(plan, tmp_path / "b.json", backend="cuda", budget_ms=1.0, console=Console(file=io.StringIO()))
     assert data["wrong"] == 0 and set(data["ceilings"]["gemm_flop_per_s"]) == set(plan.precisions)
     for made in rows_of(data):

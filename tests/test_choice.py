@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_architecture import CARDS, FUTURE
 
 import cupy_convt3d as ct
 from cupy_convt3d import choice, registry, tuning
 from cupy_convt3d.arrays import Array, CupyLibrary, Device, Library, NumpyLibrary
 from cupy_convt3d.backends.base import TensorRef
 from cupy_convt3d.backends.host import HostBackend
-from cupy_convt3d.choice import ORDER, choose, decide, is_launch_bound
+from cupy_convt3d.choice import ORDER, choose, decide, is_launch_bound, order_on
 from cupy_convt3d.cli import main
 from cupy_convt3d.dtypes import DTYPES, allowed_instances
-from cupy_convt3d.kernel import ARCHITECTURES
 from cupy_convt3d.lab.suites import suite
 from cupy_convt3d.problem import PASSES, Problem
 from cupy_convt3d.source import code_digest
@@ -42,6 +42,14 @@ def on(arch: str | None, shared_limit: int | None = None) -> HostBackend:
     """A backend that says it is on that GPU; nothing is compiled."""
     backend = HostBackend()
     backend.arch, backend.device_name, backend.shared_limit = arch, f"GPU {arch}", shared_limit
+    return backend
+
+
+def card(arch: str) -> HostBackend:
+    """The backend on a card of that architecture, with its multiprocessors and its shared memory; one of the future has an H100's."""
+    multiprocessors, shared_kib = CARDS.get(arch, CARDS["sm_90a"])
+    backend = on(arch, shared_kib << 10)
+    backend.multiprocessors = multiprocessors
     return backend
 
 
@@ -110,17 +118,59 @@ def test_the_heuristic(layer: str, precision: str, arch: str | None, expected: t
     assert taken(arch, LAYERS[layer], precision) == expected
 
 
-@pytest.mark.parametrize("arch", [None, *ARCHITECTURES])
+@pytest.mark.parametrize("arch", [None, *CARDS, FUTURE])
 @pytest.mark.parametrize("pass_name", PASSES)
 def test_every_named_problem_gets_a_deterministic_kernel_in_an_allowed_instance(pass_name: str, arch: str | None) -> None:
-    assert set(ORDER[pass_name]) == {"host", *ARCHITECTURES}
-    assert {name for names in ORDER[pass_name].values() for name in names} <= set(registry.kernels(pass_name))
+    backend = on(arch) if arch is None else card(arch)
     for problem in suite("named").values():
         for precision in DTYPES:
-            found = choose(on(arch), pass_name, problem, precision)
+            found = choose(backend, pass_name, problem, precision)
             assert found.kernel is not None and found.kernel.deterministic
             assert found.instance in allowed_instances(precision)
-            assert found.kernel.why_not(problem, found.instance, arch) is None
+            assert backend.why_not(found.kernel, problem, found.instance) is None
+
+
+@pytest.mark.parametrize("arch", CARDS)
+def test_nothing_asks_for_more_shared_memory_than_the_card_gives_a_block(arch: str) -> None:
+    backend, refused = card(arch), 0
+    assert backend.shared_limit is not None
+    for kernel in registry.kernels().values():
+        for problem in (suite("named") | suite("few_channels")).values():
+            for dtype in kernel.dtypes:
+                reason = backend.why_not(kernel, problem, dtype)
+                if reason is None:
+                    plan = kernel.plan(problem, dtype, backend.multiprocessors)
+                    needed = max(launch.shared_bytes for launch in plan.launches) + kernel.static_shared_bytes
+                    assert needed <= backend.shared_limit, f"{kernel.name} {problem} {dtype}"
+                refused += "of shared memory, this GPU gives it" in (reason or "")
+    assert (refused > 0) == (backend.shared_limit < 227 << 10), "some kernels were written for what an H100 gives"
+
+
+def test_the_last_bytes_are_for_static_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the launch asks for is all that an A100 gives a block; the kernel's `__shared__` variables take 96 bytes more."""
+    problem, kernel = suite("named")["swinunetr_192to96_n1"], registry.kernel("fprop_implicit_gemm_mma")
+    assert max(launch.shared_bytes for launch in kernel.plan(problem, "bf16", 108).launches) == 163 << 10
+    monkeypatch.setattr(choice, "backend_for", lambda *_: card("sm_80"))
+    with pytest.raises(ct.KernelError, match="a block needs 167008 bytes of shared memory, this GPU gives it 166912"):
+        decide("fprop", problem, given(NumpyLibrary(), "cpu", problem=problem), kernel.name, "tf32", "host")
+
+
+def test_a_card_takes_the_order_of_the_newest_architecture_that_is_not_newer() -> None:
+    for pass_name, orders in ORDER.items():
+        assert set(orders) == {"host", "sm_80", "sm_90a"}
+        assert {name for names in orders.values() for name in names} <= set(registry.kernels(pass_name))
+        assert order_on(None, pass_name) is orders["host"] and order_on("sm_90a", pass_name) is orders["sm_90a"]
+        for arch in ("sm_75", *(set(CARDS) - {"sm_90a"}), FUTURE):
+            assert order_on(arch, pass_name) is orders["sm_80"]
+    for arch in CARDS.keys() - {"sm_90a"}:
+        assert all(registry.kernel(name).why_not_on(arch) is None for name in order_on(arch, "fprop"))
+
+
+@pytest.mark.parametrize("arch", ["sm_86", "sm_89", "sm_103a", "sm_121a", FUTURE])
+def test_a_card_takes_what_those_before_it_take(arch: str) -> None:
+    for layer in LAYERS.values():
+        for precision in DTYPES:
+            assert taken(arch, layer, precision) == taken("sm_80", layer, precision)
 
 
 def test_channels_last_has_an_order_of_its_own() -> None:
@@ -138,7 +188,7 @@ def test_channels_last_has_an_order_of_its_own() -> None:
 
 def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> None:
     few, odd = Problem(1, 128, 128, (3, 3, 3), (2, 2, 2), (2, 2, 2)), Problem(1, 64, 64, (7, 7, 7), (2, 2, 2), (2, 2, 2))
-    for arch in ARCHITECTURES:
+    for arch in CARDS:
         for precision in ("tf32", "bf16", "fp16"):
             for layout in ("ncdhw", "channels_last"):
                 assert choose(on(arch), "fprop", few, precision, layout).kernel is registry.kernel("fprop_patch_split_k")
@@ -249,25 +299,39 @@ def test_what_was_measured_comes_first_and_at_once(own: Path, capsys: pytest.Cap
     found = choose(on("sm_90a"), "fprop", WIDE, "tf32")
     assert found.kernel is not None and (found.kernel.name, found.instance) == ("fprop_tiled", "fp32")
     assert found.kernel.tunables["TILE_DEPTH"] == 16
-    assert found.steps == ("database: the quickest on this very problem, 2 ms on GPU sm_90a",)
-    assert choose(on("sm_90a"), "fprop", WIDE, "tf32", packed=False).steps[0].endswith("3 ms on GPU sm_90a")
+    assert found.steps == ("database: the quickest on this very problem, 3 ms on GPU sm_90a",), "packing is in the time"
+    assert choose(on("sm_90a"), "fprop", WIDE, "tf32", packed=True).steps[0].endswith("2 ms on GPU sm_90a")
     (step,) = choose(on("sm_90a"), "fprop", near, "tf32").steps
-    assert step == f"database: the quickest on the nearest that was measured, {WIDE}, 2 ms on GPU sm_90a"
+    assert step == f"database: the quickest on the nearest that was measured, {WIDE}, 3 ms on GPU sm_90a"
     for other in (("sm_80", "tf32", "ncdhw"), ("sm_90a", "bf16", "ncdhw"), ("sm_90a", "tf32", "channels_last")):
         assert choose(on(other[0]), "fprop", WIDE, *other[1:]).tuned is None
     Database([entry("fprop_residue", device=HostBackend().device_name, problem=str(SMALL))]).save(own)
     assert main(["info", "--why", str(SMALL)]) == 0
     out = capsys.readouterr().out
     if f'algorithm="auto" on {HostBackend().device_name} (host):' in out:  # where there is no GPU
-        assert "fprop tf32 ncdhw: fprop_residue [fp32]\n    database: the quickest on this very problem, 2 ms" in out
-        assert "fprop tf32 channels_last: fprop_implicit_gemm_simt [fp32]\n    database: nothing" in out
+        assert "fprop tf32 ncdhw: fprop_residue [fp32]\n    database: the quickest on this very problem, 3 ms" in out
+        assert "fprop tf32 channels_last: fprop_gather [fp32]\n    database: nothing" in out
+
+
+def test_info_asks_the_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("cupy_convt3d.lab.bench.provenance.backend_named", lambda _: card("sm_86"))
+    monkeypatch.setattr("cupy_convt3d.backends.cuda.available", lambda: True)
+    monkeypatch.setattr("cupy_convt3d.backends.cuda.CudaBackend", lambda: card("sm_86"))
+    problem = suite("named")["kb61"]
+    assert main(["info", "--why", str(problem)]) == 0
+    out = capsys.readouterr().out
+    assert "GPU:         GPU sm_86 (sm_86), 82 multiprocessors, 99 KiB of shared memory for a block\n" in out
+    assert "fprop  tf32, tf32x3, bf16, fp16  sm_80 and newer  deterministic" in out and "bf16, fp16  sm_90a  deterministic" in out
+    assert f"    {problem} tf32: yes\n    {problem} tf32x3: fprop_implicit_gemm_mma: a block needs 112128 bytes of shared memory" in out
+    assert f"    {problem} tf32: fprop_rolling_wgmma is for sm_90a, not for sm_86\n" in out
+    assert 'algorithm="auto" on GPU sm_86 (sm_86):' in out
 
 
 def test_a_card_that_was_not_measured_takes_what_is_known_of_its_kind(own: Path) -> None:
     h100, h200 = tuning.MEASURED["sm_90a"]
     on_h200 = entry("fprop_tiled", device=h200)
     Database([on_h200]).save(own)
-    for arch, device in (("sm_90a", h200), ("sm_80", None)):
+    for arch, device in (("sm_90a", h200), ("sm_80", None), ("sm_100a", None)):
         tuned = choose(on(arch), "fprop", WIDE, "tf32").tuned
         assert (tuned.device if tuned else None) == device
     Database([on_h200, entry("fprop_gather", device=h100)]).save(own)
@@ -343,7 +407,9 @@ def test_the_layout_and_whether_packing_counts_follow_the_arrays(own: Path, monk
     assert name(CupyLibrary(), "channels_last") == "fprop_gather"
 
 
-def test_torchs_plans_follow_what_is_tuned_and_registered_in_this_process(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_plans_follow_what_is_tuned_and_registered_in_this_process(
+    own: Path, monkeypatch: pytest.MonkeyPatch, new_plans: None
+) -> None:
     torch = pytest.importorskip("torch")
     from cupy_convt3d import torch_plan
 
@@ -355,7 +421,6 @@ def test_torchs_plans_follow_what_is_tuned_and_registered_in_this_process(own: P
         init(plan, kernel, *rest)
 
     monkeypatch.setattr(torch_plan._KernelPlan, "__init__", spy)
-    monkeypatch.setattr(torch_plan, "_plans", {})
     monkeypatch.setattr(registry, "_own", {})
     x, w = torch.ones(SMALL.input_shape, dtype=torch.float16), torch.ones(SMALL.weight_shape, dtype=torch.float16)
 
@@ -366,7 +431,7 @@ def test_torchs_plans_follow_what_is_tuned_and_registered_in_this_process(own: P
         planned.clear()
         return made
 
-    assert kernel().name == "fprop_tiled"
+    assert kernel().name == "fprop_gather"
     Database([entry("fprop_residue", device=HostBackend().device_name, problem=str(SMALL), precision="fp16", instance="fp16")]).save(own)
     assert kernel().name == "fprop_residue"
     assert kernel(algorithm="gather").name == "fprop_gather"
@@ -405,36 +470,55 @@ def test_what_is_launch_bound(problem: Problem, pass_name: str, itemsize: int, s
 @pytest.mark.parametrize("pass_name", ["fprop", "dgrad"])
 def test_a_launch_bound_problem_gets_a_plain_kernel(pass_name: str, precision: str) -> None:
     found = choose(on("sm_90a"), pass_name, LAUNCH_BOUND, precision)
-    assert found.kernel is not None and found.launch_bound and found.left_to_torch is None
+    assert found.kernel is not None and found.launch_bound
     plan = found.kernel.plan(LAUNCH_BOUND, found.instance)
     assert len(plan.launches) == 1
     assert not any(launch.packs for launch in plan.launches) and not plan.specialization
-    assert not choose(on(None), pass_name, LAUNCH_BOUND, precision).launch_bound, "the host queues nothing"
+    larger = Problem(1, 8, 8, 8, 2, 2)
+    assert choose(on("sm_90a"), pass_name, larger, precision).launch_bound
+    assert not choose(on(None), pass_name, larger, precision).launch_bound, "a CPU computes this far longer than it launches"
+    assert choose(on(None), pass_name, Problem(1, 2, 2, 4, 3, 2), precision).launch_bound
 
 
-def test_a_launch_bound_problem_is_not_left_to_torch(
+def test_a_launch_bound_problem_of_torchs_tensors_is_left_to_torch(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A call of torch's costs the host less than one of ours."""
     pytest.importorskip("torch")
     gpu = on("sm_90a")
     monkeypatch.setattr(choice, "backend_for", lambda *_: gpu)
-    monkeypatch.setattr("cupy_convt3d.lab.provenance.backend_named", lambda _: gpu)
+    monkeypatch.setattr("cupy_convt3d.lab.bench.provenance.backend_named", lambda _: gpu)
 
-    def chosen() -> ct.Kernel | None:
-        arrays = given(ct.arrays.TorchLibrary(), "cuda", problem=LAUNCH_BOUND)
-        return decide("fprop", LAUNCH_BOUND, arrays, "auto", "tf32", None).kernel
+    def chosen(library: Library) -> ct.Kernel | None:
+        return decide("fprop", LAUNCH_BOUND, given(library, "cuda", problem=LAUNCH_BOUND), "auto", "tf32", None).kernel
 
-    def why() -> str:
-        assert main(["info", "--why", str(LAUNCH_BOUND)]) == 0
-        return capsys.readouterr().out.split("  fprop tf32: ")[1].split("  fprop tf32x3: ")[0]
-
-    assert chosen() is registry.kernel("fprop_gather")
-    assert "costs its launch and little more: at most 4194304 FLOP, 1048576 bytes and 1024 products a sum" in why()
-    assert "torch's own operator" not in why()
-    measured = entry("fprop_tiled", problem=LAUNCH_BOUND, median_ms=0.02)
-    library = replace(measured, kernel="library", digest="", median_ms=0.01, with_packing_ms=0.01)
+    assert chosen(ct.arrays.TorchLibrary()) is None
+    assert chosen(CupyLibrary()) is registry.kernel("fprop_gather")
+    assert main(["info", "--why", str(LAUNCH_BOUND)]) == 0
+    why = capsys.readouterr().out.split("  fprop tf32: ")[1].split("  fprop tf32x3: ")[0]
+    assert "costs its launch and little more: at most 4194304 FLOP (262144 on a CPU), 1048576 bytes and 1024 products a sum" in why
+    assert "torch's own operator" in why and "queueing torch's operator costs the host no more" in why
+    measured = entry("fprop_tiled", problem=LAUNCH_BOUND, median_ms=0.01, with_packing_ms=0.01)
+    library = replace(measured, kernel="library", digest="", median_ms=0.02, with_packing_ms=0.02)
     Database([measured, library]).save(own)
-    assert chosen() is None, "what was measured counts for more"
+    assert chosen(ct.arrays.TorchLibrary()) is registry.kernel("fprop_tiled"), "what was measured counts for more"
+
+
+@pytest.mark.parametrize(("library_ms", "left"), [(1.24, True), (1.26, False)])
+def test_a_near_measurement_has_to_be_clear(library_ms: float, left: bool, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What wins by a hair on one problem may lose on another."""
+    pytest.importorskip("torch")
+    gpu = on("sm_90a")
+    monkeypatch.setattr(choice, "backend_for", lambda *_: gpu)
+    near = replace(WIDE, batch=2 * WIDE.batch)
+    measured = entry("fprop_tiled", device=gpu.device_name, problem=str(near), median_ms=1.0, with_packing_ms=1.0)
+    Database([measured, replace(measured, kernel="library", digest="", median_ms=library_ms, with_packing_ms=library_ms)]).save(own)
+
+    def is_left(problem: Problem) -> bool:
+        return decide("fprop", problem, given(ct.arrays.TorchLibrary(), "cuda", problem=problem), "auto", "tf32", None).kernel is None
+
+    assert is_left(WIDE) == left
+    assert not is_left(near)
 
 
 @pytest.mark.parametrize(("library_ms", "left"), [(None, True), (0.5, True), (2.0, False)])
@@ -470,7 +554,7 @@ def test_torchs_tensors_fall_back_on_torch_where_no_kernel_can(monkeypatch: pyte
     fallen = decide("fprop", WIDE, given(ct.arrays.TorchLibrary(), "cuda"), "auto", "ieee", None)
     assert (fallen.kernel, fallen.backend) == (None, "torch")
     for library, backend in ((ct.arrays.TorchLibrary(), "cuda"), (CupyLibrary(), None)):
-        with pytest.raises(ct.KernelError, match=r"fprop_gather is for sm_80, .*, not for sm_75"):
+        with pytest.raises(ct.KernelError, match=r"fprop_gather is for sm_80 and newer, not for sm_75"):
             decide("fprop", WIDE, given(library, "cuda"), "auto", "ieee", backend)
 
 
@@ -487,6 +571,21 @@ def test_fp32_precision_follows_torch() -> None:
         torch.backends.cudnn.conv.fp32_precision = before
 
 
+def test_nvidias_switch_for_tf32_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA_TF32_OVERRIDE=0 keeps NVIDIA's libraries from TF32, whatever a program sets."""
+    torch = pytest.importorskip("torch")
+    array = ct.arrays.read("input", torch.zeros(1))
+    before = torch.backends.cudnn.conv.fp32_precision
+    try:
+        torch.backends.cudnn.conv.fp32_precision = "tf32"
+        assert choice._fp32_precision(None, array) == "tf32"
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+        assert choice._fp32_precision(None, array) == "ieee"
+        assert choice._fp32_precision("tf32", array) == "tf32", "asked for by the call"
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = before
+
+
 def test_the_refusal_of_a_kernel_by_name_is_of_the_instance_it_has() -> None:
     arrays = given(NumpyLibrary(), "cpu")
     with pytest.raises(ct.KernelError, match="it is for kernel = stride"):
@@ -495,3 +594,23 @@ def test_the_refusal_of_a_kernel_by_name_is_of_the_instance_it_has() -> None:
         decide("fprop", WIDE, arrays, "implicit_gemm_mma", "ieee", None)
     assert decide("fprop", WIDE, arrays, "implicit_gemm_mma", "tf32x3", None).instance == "tf32x3"
     assert decide("fprop", WIDE, arrays, "gather", "tf32", None).instance == "fp32"
+
+
+def test_what_spreads_nan_is_left_to_others(own: Path) -> None:
+    """Groups put together were measured to be the quickest, for a problem and in a heuristic alike; the same without them counts."""
+    kernel, problem = registry.kernel("fprop_stationary_wgmma"), Problem.parse("n4_c32to32_i8x16x32_k3_s2_p1_g4")
+    for merged in (1, 0):
+        assert (kernel.replace_tunables(MERGE_GROUPS=merged).why_spreads_nan(problem, "bf16") is not None) == bool(merged)
+    backend = on("sm_90a")
+    key = (backend.device_name, "fprop", str(problem), "bf16", "ncdhw", kernel.name, tuning.code_digest(kernel), "bf16")
+    database = tuning.Database()
+    database.record(tuning.Entry(*key, {"MERGE_GROUPS": 1}, 1e-3, 1e-3))
+    database.save(own)
+    assert choose(backend, "fprop", problem, "bf16").tuned is None
+    database.record(tuning.Entry(*key, {"MERGE_GROUPS": 0}, 1e-3, 1e-3))
+    database.save(own)
+    tuned = choose(backend, "fprop", problem, "bf16").tuned
+    assert tuned is not None and tuned.kernel.name == kernel.name
+    source = registry.kernel("fprop_gather").source
+    spreading = ct.Kernel.from_source(source.replace("[[launch]]", '[spreads_nan]\n"1" = "so"\n[[launch]]', 1))
+    assert spreading.why_spreads_nan(problem, "fp32") == "it spreads NaN: so"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import lru_cache
 
-from cupy_convt3d.errors import CompileError, KernelError
-from cupy_convt3d.kernel import ARCHITECTURES, Kernel
+import pytest
+from test_architecture import CARDS
+
+from cupy_convt3d.architecture import capability
+from cupy_convt3d.errors import BackendError, CompileError, KernelError
+from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.lab.run.verify import verify
 from cupy_convt3d.lab.suites import suite
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
@@ -28,6 +33,10 @@ __global__ void plain(const float* input, float* output) {
 """
 
 
+# Cards of one family have one code generator: of the others each kernel has one instance compiled.
+FIRST_OF_THEIR_FAMILY = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+
+
 def instances(kernel: Kernel) -> list[Instance]:
     """One for each dtype; of a kernel specialized by problem those of four named problems, or of the first four that it can do (of
     few channels too, where it can do one named problem or none), and what `attributes` are asked of: its first dtype without a problem."""
@@ -44,25 +53,104 @@ def instances(kernel: Kernel) -> list[Instance]:
     return found
 
 
+@lru_cache(maxsize=64)
+def most_dynamic(kernel: Kernel) -> dict[str, int]:
+    """The most bytes of shared memory that each function is launched with for a named problem."""
+    found = {launch.symbol: 0 for launch in kernel.launches}
+    for problem in (suite("named") | suite("few_channels")).values():
+        for dtype in kernel.dtypes:
+            if kernel.why_not(problem, dtype) is None:
+                for launch in kernel.plan(problem, dtype).launches:
+                    found[launch.symbol] = max(found[launch.symbol], launch.shared_bytes)
+    return found
+
+
+def assert_compiles(instance: Instance, arch: str) -> None:
+    """An instance compiles for a card to machine code that spills nothing and takes no more shared memory than is counted."""
+    kernel = instance.kernel
+    if capability(arch) not in nvrtc._nvrtc().getSupportedArchs():
+        pytest.skip(f"NVRTC {nvrtc.version()} does not know {arch}: install that of a newer CUDA")
+    cubin, log = nvrtc.compile_cubin(instance, arch)
+    attributes = nvrtc.log_attributes(log)
+    assert cubin[:4] == b"\x7fELF"
+    assert "warning" not in log and "C75" not in log  # C7510 and its kin: wgmma serialised, setmaxnreg ignored
+    assert set(attributes) == {launch.symbol for launch in kernel.launches}
+    for symbol, found in attributes.items():
+        assert found["spill_bytes"] == 0 and found["stack_bytes"] == 0, f"{symbol} {instance} {arch}: {found}"
+        assert found["registers"] > 0
+        if found["shared_bytes"] > kernel.static_shared_bytes:  # it is not counted, so there must be room on every card
+            assert found["shared_bytes"] + most_dynamic(kernel)[symbol] <= 99 << 10, f"{symbol} {instance} {arch}: {found}"
+
+
 @pytest.mark.slow
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", CARDS)
 @pytest.mark.parametrize("name", kernels())
 def test_every_instance_compiles_without_spills(name: str, arch: str) -> None:
     kernel = kernels()[name]
-    if arch not in kernel.architectures:
+    if kernel.why_not_on(arch) is not None:
         with pytest.raises(KernelError, match=f"not for {arch}"):
             kernel.require(Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)), kernel.dtypes[0], arch)
         return
-    for instance in instances(kernel):
-        cubin, log = nvrtc.compile_cubin(instance, arch)
-        attributes = nvrtc.log_attributes(log)
-        assert cubin[:4] == b"\x7fELF"
-        assert "warning" not in log and "C75" not in log  # C7510 and its kin: wgmma serialised, setmaxnreg ignored
-        assert set(attributes) == {launch.symbol for launch in kernel.launches}
-        for symbol, found in attributes.items():
-            assert found["spill_bytes"] == 0 and found["stack_bytes"] == 0, f"{symbol} {instance} {arch}: {found}"
-            assert found["registers"] > 0
+    every = list(instances(kernel))
+    for instance in every if arch in FIRST_OF_THEIR_FAMILY else every[-1:]:
+        assert_compiles(instance, arch)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("arch", CARDS)
+def test_one_kernel_of_each_kind_compiles_for_every_card(arch: str) -> None:
+    """On CUDA cores and, with copies that land later, on tensor cores; the rest is for the slow test above."""
+    for name in ("fprop_gather", "fprop_patch_split_k"):
+        assert_compiles(Instance(kernels()[name], kernels()[name].dtypes[-1]), arch)
+
+
+def make_older(monkeypatch: pytest.MonkeyPatch, newest: int) -> None:
+    """Have NVRTC say that it knows no newer GPU."""
+    real = nvrtc._nvrtc()
+
+    class Older:
+        def __getattr__(self, name: str) -> object:
+            return getattr(real, name)
+
+        def getSupportedArchs(self) -> tuple[int, ...]:
+            return tuple(n for n in real.getSupportedArchs() if n <= newest)
+
+    monkeypatch.setattr(nvrtc, "_nvrtc", Older)
+
+
+@pytest.fixture
+def older_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC says that it knows no GPU newer than sm_90."""
+    make_older(monkeypatch, 90)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("declared", [["sm_80"], ["sm_90"], ["sm_80", "sm_120a"]])
+def test_a_card_that_nvrtc_does_not_know_gets_ptx(declared: list[str], older_nvrtc: None) -> None:
+    kernel = Kernel.from_source(PLAIN.replace('"fprop"', f'"fprop"\narchitectures = {declared}'), "plain")
+    assert [nvrtc.target(kernel, arch) for arch in ("sm_90a", "sm_120a")] == ["sm_90a", "compute_90"]
+    code, log = nvrtc.compile_cubin(Instance(kernel, "fp32"), "sm_120a")
+    assert b".target sm_90\n" in code and b".entry plain" in code
+    assert nvrtc.log_attributes(log) == {}
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", ["fprop_flattened_simt", "fprop_patch_split_k"])
+def test_shipped_kernels_compile_to_ptx(name: str, older_nvrtc: None) -> None:
+    kernel = kernels()[name]
+    code, _ = nvrtc.compile_cubin(Instance(kernel, kernel.dtypes[0]), "sm_121a")
+    assert all(b".entry %s(" % launch.symbol.encode() in code for launch in kernel.launches)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("declared", ["sm_100", "sm_120a"])
+def test_what_an_older_nvrtc_cannot_compile_says_what_to_install(declared: str, older_nvrtc: None) -> None:
+    kernel = Kernel.from_source(PLAIN.replace('"fprop"', f'"fprop"\narchitectures = ["{declared}"]'), "plain")
+    for_them = "sm_100 and newer" if declared == "sm_100" else declared
+    words = f"plain is for {for_them}, and NVRTC {nvrtc.version()}, which knows sm_\\d+ to sm_90, cannot compile it for this GPU, sm_120a"
+    with pytest.raises(BackendError, match=words + ": install a CUDA toolkit, or nvidia-cuda-nvrtc, that knows sm_120a"):
+        nvrtc.compile_cubin(Instance(kernel, "fp32"), "sm_120a")
 
 
 @pytest.mark.nvrtc
@@ -86,12 +174,28 @@ def test_errors_show_the_numbered_source() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fprop_gather", "fprop_implicit_gemm_mma"])
+def test_a_gpu_runs_ptx(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupy_convt3d.backends.cuda import CudaBackend
+
+    backend, kernel = CudaBackend(), kernels()[name]
+    make_older(monkeypatch, capability(backend.arch) - 1)
+    if capability(backend.arch) == 80:
+        pytest.skip(f"{backend.arch} is the oldest architecture: PTX of none before it will do")
+    assert nvrtc.target(kernel, backend.arch).startswith("compute_")
+    outcome = verify(backend, kernel, Problem(2, 5, 9, 4, 3, 2, 1), kernel.dtypes[0], "exact", 1)
+    assert outcome.ok, outcome.message
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", kernels())
 def test_attributes(name: str) -> None:
     from cupy_convt3d.backends.cuda import CudaBackend
 
-    kernel = kernels()[name]
-    module = CudaBackend().compile(Instance(kernel, kernel.dtypes[0]))
+    kernel, backend = kernels()[name], CudaBackend()
+    if reason := kernel.why_not_on(backend.arch):
+        pytest.skip(reason)
+    module = backend.compile(Instance(kernel, kernel.dtypes[0]))
     for launch in kernel.launches:
         found = module.attributes(launch.symbol)
         assert found["registers"] > 0 and found["local_bytes"] == 0 and found["spill_bytes"] == 0

@@ -30,6 +30,24 @@ def test_the_halves_of_a_notebook_agree_and_have_no_outputs(notebook: Path) -> N
         assert not cell.get("outputs") and not cell.get("execution_count")
 
 
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the sdist has no docs")
+def test_results_files_that_pages_name_are_there_and_no_others() -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    named = set(re.findall(r"(?<![-\w])[hH][12]00-[\w-]+\.json", pages))
+    results = ROOT / "benchmarks" / "results"
+    there = {str(path.relative_to(results)) for path in results.rglob("*.json")}
+    assert named <= {Path(path).name for path in there}, "a run whose file is gone is named by its commit"
+    used = pages + "".join(file.read_text() for folder in ("notebooks", "tests") for file in (ROOT / folder).glob("*.py"))
+    assert not [path for path in there if path.removeprefix("h100-") not in used], "git's history keeps what nothing uses"
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
+def test_a_clone_without_history_is_under_6_mb() -> None:
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+    files = [ROOT / name for name in listed.split("\0") if name]
+    assert sum(file.lstat().st_size for file in files if file.is_file()) < 6e6
+
+
 class Fetched(HTMLParser):
     """Collects what a page makes a browser fetch."""
 

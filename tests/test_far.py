@@ -10,34 +10,63 @@ import pytest
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.kernel import ARCHITECTURES, Kernel
-from cupy_convt3d.lab.examples import fitting
-from cupy_convt3d.lab.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems, verify_far, with_copies
-from cupy_convt3d.lab.worker import Worker
+from cupy_convt3d.lab.check import check
+from cupy_convt3d.lab.check.examples import fitting
+from cupy_convt3d.lab.run.far import (
+    APART_LAYOUTS,
+    FAR,
+    apart_problem,
+    apart_vectors,
+    explained,
+    far_problems,
+    near_problem,
+    verify_far,
+)
+from cupy_convt3d.lab.run.worker import Worker
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernel, kernels
 
 BACKEND = HostBackend()
 
 
-@pytest.mark.parametrize("name", [name for name, known in kernels().items() if known.architectures == ARCHITECTURES])
+@pytest.mark.parametrize("name", kernels())
 def test_shipped_kernels_pass_2_to_the_32(name: str) -> None:
-    tried = [p for p in far_problems(kernel(name).pass_name) if kernel(name).why_not(p, "fp16") is None]
-    if kernel(name).is_persistent or not tried:
-        pytest.skip("its last blocks do not compute the last volume alone, or it refuses such problems")
-    assert len(tried) >= 2 or kernel(name).restrictions
-    for problem in tried:
-        outcome = verify_far(BACKEND, kernel(name), problem, "fp16", 1)
-        assert outcome.ok, outcome.message
-        assert not outcome.message or kernel(name).restrictions, outcome.message
+    report = check(name, backend="host", kinds=[FAR])
+    assert report.passed and report.verdict == "passed", str(report)
+    if kernel(name).architectures == ARCHITECTURES:  # else blocks stay, and only strides are far
+        assert report.tried["far problems"] >= 4, str(report)
+    tried, untried = report.tried.get("far problems", 0), report.untried.get("far problems", {})
+    assert tried + sum(untried.values()) == len(far_problems(kernel(name).pass_name))
 
 
 @pytest.mark.parametrize("pass_name", ["fprop", "dgrad", "wgrad"])
-def test_far_problems_are_far_and_their_copies_near(pass_name: str) -> None:
+def test_far_problems_are_far_and_what_is_not_zero_is_near(pass_name: str) -> None:
     for problem in far_problems(pass_name):
-        volumes = min(math.prod(problem.input_shape), math.prod(problem.output_shape))
-        assert volumes > 2**32 or math.prod(problem.weight_shape) > 2**35
-        assert math.prod(with_copies(problem, 1).output_shape) <= 4096
-        assert math.prod(with_copies(problem, 40).output_shape) > math.prod(with_copies(problem, 1).output_shape)
+        near = near_problem(problem, pass_name)
+        assert max(map(math.prod, (problem.input_shape, problem.output_shape, problem.weight_shape))) > 2**31
+        assert math.prod(near.output_shape) <= 2**13 and math.prod(near.input_shape) <= 2**17
+
+
+@pytest.mark.parametrize("pass_name", ["fprop", "dgrad", "wgrad"])
+def test_every_product_of_an_index_passes_2_to_the_32_in_a_grid_of_any_axes(pass_name: str) -> None:
+    """Batch, channels, planes and rows of at most 65535, and so many volumes, may all be a grid's y or z."""
+    ordinary = [
+        p
+        for p in far_problems(pass_name)
+        if max(p.batch, p.in_channels, p.out_channels, p.input_size[0], p.input_size[1]) <= 65535
+        and (pass_name == "wgrad" or p.batch * min(p.in_channels, p.out_channels) <= 65535)
+    ]
+    for which in ("input_shape", "output_shape"):
+        shapes = [getattr(p, which) for p in ordinary]
+        assert any(math.prod(s[1:]) > 2**32 and s[1] > 1 for s in shapes), "channel times volume"
+        assert any(math.prod(s) > 2**32 and s[0] > 1 for s in shapes), "batch times channels times volume"
+        if pass_name != "wgrad":
+            assert any(math.prod(s[2:]) > 2**32 and s[2] > 1 for s in shapes), "depth times plane"
+            assert any(math.prod(s[3:]) > 2**32 for s in shapes), "row times width"
+            small = "output_shape" if which == "input_shape" else "input_shape"
+            assert any(math.prod(getattr(p, which)) > 2**32 and math.prod(getattr(p, small)) < 2**31 for p in ordinary)
+            assert any(math.prod(p.weight_shape) > 2**32 for p in ordinary)
+            assert any(2**31 < math.prod(s) < 2**32 for s in shapes)
 
 
 @pytest.mark.parametrize("name", [name for name, known in kernels().items() if not known.is_persistent])
@@ -55,7 +84,6 @@ def test_shipped_kernels_pass_strides_past_2_to_the_32(name: str) -> None:
 
 
 def test_tensors_without_elements_have_no_far_strides() -> None:
-    """`check --kind far` runs the edge problems so too."""
     for seed in range(APART_LAYOUTS):
         outcome = verify_far(BACKEND, kernel("fprop_gather"), Problem.parse("n0_c2to2_i2_k2_s2"), "fp16", seed)
         assert outcome.ok, outcome.message
@@ -90,8 +118,9 @@ def test_a_kernel_whose_blocks_go_in_another_order_is_not_judged() -> None:
     source = kernel("fprop_gather").source
     backwards = source.replace("static_cast<index_t>(blockIdx.x)", "static_cast<index_t>(gridDim.x - 1 - blockIdx.x)")
     assert backwards != source
-    outcome = verify_far(BACKEND, Kernel.from_source(backwards, "backwards"), far_problems("fprop")[0], "fp16", 1)
-    assert outcome.ok and "cannot be tried" in outcome.message
+    for problem in far_problems("fprop"):
+        outcome = verify_far(BACKEND, Kernel.from_source(backwards, "backwards"), problem, "fp16", 1)
+        assert outcome.ok and outcome.message.startswith("its last blocks"), (problem, outcome)
 
 
 def test_a_32_bit_index_is_found() -> None:
@@ -99,4 +128,5 @@ def test_a_32_bit_index_is_found() -> None:
     narrow = source.replace("const index_t index = static_cast<index_t>(blockIdx.x)", "const int index = static_cast<int>(blockIdx.x)")
     assert narrow != source
     outcome = verify_far(BACKEND, Kernel.from_source(narrow, "narrow"), far_problems("fprop")[0], "fp16", 1)
-    assert not outcome.ok and "past 2^32 elements" in outcome.message
+    assert not outcome.ok and "wrong value" in outcome.message
+    assert explained(far_problems("fprop")[0], outcome).message.endswith("look for an index, or a product in one, of 32 bits")

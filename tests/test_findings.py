@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.lab.check import resolve
-from cupy_convt3d.lab.verify import verify
+from cupy_convt3d.lab.run.verify import verify
 from cupy_convt3d.problem import Problem
 
 

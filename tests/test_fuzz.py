@@ -21,10 +21,10 @@ from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.errors import CompileError, FindingsError, KernelError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.check import resolve
-from cupy_convt3d.lab.examples import configurations, draw_example, layouts, tails, tiles
-from cupy_convt3d.lab.findings import Finding, Journal, load
-from cupy_convt3d.lab.fuzz import FuzzReport, fuzz, replay
-from cupy_convt3d.lab.verify import APART, _Example, verify
+from cupy_convt3d.lab.check.examples import Example, configurations, draw_example, layouts, tails, tiles
+from cupy_convt3d.lab.fuzz import FuzzReport, _begin, fuzz, replay
+from cupy_convt3d.lab.fuzz.findings import Finding, Journal, load
+from cupy_convt3d.lab.run.verify import APART, Outcome, _Example, executor_on, verify
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernel, kernels
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_run_at_all_ends_the_run(tmp_path: Path) -> None:
     source = specimen("unwritten").source
     with pytest.raises(CompileError):
         run(tmp_path / "a", Kernel.from_source(source.replace("float sum", "flot sum"), "wrong"), examples=1)
-    refusing = source.replace("[[launch]]", '[restrictions]\n"batch > 100" = "large batches only"\n[[launch]]', 1)
+    refusing = source.replace("[[launch]]", '[restrictions]\n"batch > 10000" = "large batches only"\n[[launch]]', 1)
     with pytest.raises(KernelError, match="refuses all"):
         run(tmp_path / "b", Kernel.from_source(refusing, "refusing"), examples=1)
     with pytest.raises(KernelError, match="none twice"):
@@ -204,6 +204,27 @@ def test_the_command_prints_what_it_finds(tmp_path: Path, capsys: pytest.Capture
     assert "FOUND s000_groups_ignored on host: wrong value" in shown
     assert re.search(r"^@example\(kernel=.*Problem\.parse\('n1_c2to2_i1_k1_g2'\)", shown, re.MULTILINE)
     assert "1 findings in" in shown
+
+
+def test_what_the_gpu_refuses_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = HostBackend()
+    card.arch, card.multiprocessors, card.shared_limit = "sm_86", 82, 40 << 10
+    monkeypatch.setattr("cupy_convt3d.backends.cuda.CudaBackend", lambda: card)
+    known = kernel("fprop_implicit_gemm_mma")
+    journal = Journal(tmp_path / "found.jsonl")
+    run = _begin([known], "cuda", None, journal, 1.0, None, None, "seed")
+    run.spent["0"] = [0.0] * len(run.kernels)
+    drawn: list[bool] = []
+
+    def verified(slot: str, example: Example) -> Outcome:
+        drawn.append(card.why_not(example.kernel, example.problem, example.dtype) is None)
+        return Outcome(True)
+
+    monkeypatch.setattr(run, "verify", verified)
+    for _ in range(100):
+        run.step("0")
+    journal.close()
+    assert all(drawn) and 0 < len(drawn) < 95
 
 
 @pytest.mark.sanitizer
@@ -261,7 +282,7 @@ def test_the_layouts_of_the_larger_problems() -> None:
     """Each tensor is channels_last for some seed, and from `APART` on only one axis is not aligned."""
     shape, seen = (2, 16, 2, 8, 8), set()
     for problem, seed in layouts(kernel("fprop_implicit_gemm_mma"), "fp16"):
-        example = _Example(HostBackend(), kernel("fprop_implicit_gemm_mma"), problem, "fp16", "random", seed)
+        example = _Example(executor_on(HostBackend()), kernel("fprop_implicit_gemm_mma"), problem, "fp16", "random", seed)
         generator = np.random.Generator(np.random.PCG64([seed, 1])) if seed else None
         strides = [example.place(name, shape, 0, generator).strides for name in ("input", "weight", "output")]
         seen |= {(name, s[1] == 1 and s[4] == 16) for name, s in zip(("input", "weight", "output"), strides, strict=True)}

@@ -13,7 +13,7 @@ import pytest
 
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.host import _FLAGS, HostBackend, compiler, sanitizer_environment
-from cupy_convt3d.backends.host_source import rewrite_shared
+from cupy_convt3d.backends.host_source import rewrite_shared, rewrite_specialized
 from cupy_convt3d.errors import BackendError, CompileError, KernelError, LaunchError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.problem import Problem
@@ -169,6 +169,55 @@ def test_rewriting_keeps_lines_and_leaves_comments() -> None:
 def test_shared_outside_a_function() -> None:
     with pytest.raises(KernelError, match=r"f.cu:2: __shared__ outside a function"):
         rewrite_shared("int x;\nextern __shared__ float tile[];\n", "f.cu")
+
+
+def test_rewriting_of_specialized_numbers_keeps_lines_and_leaves_what_is_no_macro() -> None:
+    source = (
+        "// SPECIALIZED(A, a)\nint x = SPECIALIZED(\n    A == 1 && B > 8 ? 2 : 1, of(a, b)), y = SPECIALIZED(B, false), "
+        "z = SPECIALIZED(C, c);\n"
+    )
+    rewritten = rewrite_specialized(source, ("A", "B"), "f.cu")
+    assert rewritten.count("\n") == source.count("\n") and rewritten.startswith("// SPECIALIZED(A, a)\n")
+    assert "specialized(convt3d_number_A == 1 && convt3d_number_B > 8 ? 2 : 1, of(a, b), " in rewritten
+    assert "y = (convt3d_number_B), z = SPECIALIZED(C, c);" in rewritten
+    assert rewrite_specialized(source, (), "f.cu") == source
+    with pytest.raises(KernelError, match=r"f.cu:2: SPECIALIZED takes a macro and its value, was given 3 arguments"):
+        rewrite_specialized("\nSPECIALIZED(A, f(a, b), c)", ("A",), "f.cu")
+
+
+SPECIALIZED = """
+/* convt3d
+pass = "fprop"
+[specialize]
+STRIDE = "stride_h"
+EVEN = "stride_w % 2 == 0"
+[[launch]]
+grid = 1
+block = 1
+*/
+#include "convt3d/problem.cuh"
+#include "convt3d/specialized.cuh"
+#ifndef STRIDE
+#define STRIDE 7
+#define EVEN 0
+#endif
+__global__ void trial(const Problem problem, const float* input, float* output) {
+  output[0] = SPECIALIZED(STRIDE * 10, problem.stride[1] * 10) + SPECIALIZED(EVEN, false);
+}
+"""
+
+
+def test_the_host_has_the_numbers_that_a_gpus_binary_is_compiled_for() -> None:
+    backend, output = HostBackend(optimize=False), np.zeros(1, np.float32)
+    tensors = {name: TensorRef(output.ctypes.data, (1,), (1,)) for name in ("input", "output")}
+    for stride, expected in (((1, 2, 4), 21), ((1, 3, 5), 30)):
+        run(backend, Kernel.from_source(SPECIALIZED, "trial"), Problem(1, 1, 1, 4, 1, stride=stride), "fp32", tensors, lambda name, size: 0)
+        assert output[0] == expected
+    wrong = Kernel.from_source(SPECIALIZED.replace('STRIDE = "stride_h"', 'STRIDE = "stride_w"'), "trial")
+    same, other = (Problem(1, 1, 1, 4, 1, stride=stride) for stride in (2, (1, 2, 3)))
+    run(backend, wrong, same, "fp32", tensors, lambda name, size: 0)
+    with pytest.raises(LaunchError, match=r"specialization: STRIDE \* 10 is 30 at .*trial.cu:\d+, and stands for 20 there"):
+        run(backend, wrong, other, "fp32", tensors, lambda name, size: 0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts mappings as Linux shows them")

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_architecture import CARDS, FUTURE
 
 from cupy_convt3d import cache, source
-from cupy_convt3d.backends.base import TensorRef, run
+from cupy_convt3d.backends.base import Prepared, TensorRef
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.errors import BackendError, CacheWarning, KernelError
 from cupy_convt3d.expressions import evaluate
-from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.kernel import Kernel, Limits
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernel, kernels
 from cupy_convt3d.source import Instance
@@ -94,16 +95,17 @@ def test_registry() -> None:
         kernel("fprop_nothing")
 
 
-def test_header_digest_follows_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edited header makes every binary a new one, though the `.cu` did not change."""
+def test_an_edited_header_makes_a_new_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the `.cu` did not change."""
     header = tmp_path / "include" / "convt3d.cuh"
     header.parent.mkdir()
     header.write_text("// one\n")
     monkeypatch.setenv("CONVT3D_KERNELS", str(tmp_path))
-    before = Instance(Kernel.from_source(TEXT, "trial"), "fp32").key()
+    text = TEXT.replace("*/", '*/\n#include "convt3d.cuh"\n', 1)
+    before = Instance(Kernel.from_source(text, "trial"), "fp32").key("host")
     header.write_text("// two!\n")
     assert source.kernel_directory() == tmp_path.resolve()
-    assert Instance(Kernel.from_source(TEXT, "trial"), "fp32").key() != before
+    assert Instance(Kernel.from_source(text, "trial"), "fp32").key("host") != before
 
 
 def test_cache_ignores_a_damaged_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,16 +150,13 @@ __global__ void store(const float* packed_weight, float* output) { output[0] = p
 
 def test_packing_is_left_out_where_the_packed_weight_was_kept() -> None:
     kernel, problem = Kernel.from_source(PACKING, "packing"), Problem(1, 1, 1, (1, 1, 1), (1, 1, 1))
-    output, weight, kept = (np.full(1, value, np.float32) for value in (0, 3, 5))
-    space = np.zeros(1, np.float32)
-
-    def ref(array: np.ndarray) -> TensorRef:
-        return TensorRef(array.ctypes.data, array.shape, (1,))
-
-    tensors = {"weight": ref(weight), "output": ref(output)}
-    run(HostBackend(), kernel, problem, "fp32", tensors, lambda name, size: space.ctypes.data)
+    output, weight, kept, space = (np.full(1, value, np.float32) for value in (0, 3, 5, 0))
+    tensors = {name: TensorRef(0, (1, 1, 1, 1, 1), (1,) * 5) for name in ("weight", "output")}
+    prepared = Prepared(HostBackend(), kernel, problem, "fp32", tensors)
+    addresses = {"weight": weight.ctypes.data, "output": output.ctypes.data}
+    prepared.launch({**addresses, "packed_weight": space.ctypes.data})
     assert output[0] == 6 and space[0] == 6
-    run(HostBackend(), kernel, problem, "fp32", tensors, lambda name, size: 0, packed={"packed_weight": ref(kept)})
+    prepared.launch({**addresses, "packed_weight": kept.ctypes.data}, packed=True)
     assert output[0] == 5
 
 
@@ -174,5 +173,30 @@ def test_architectures() -> None:
     kernel, problem = Kernel.from_source(PACKING, "packing"), Problem(1, 1, 1, (1, 1, 1), (1, 1, 1))
     assert kernel.why_not(problem, "fp32") is None and kernel.why_not(problem, "fp32", "sm_90a") is None
     assert kernel.why_not(problem, "fp32", "sm_80") == "packing is for sm_90a, not for sm_80"
-    with pytest.raises(KernelError, match="architectures=\\['sm_70'\\]: must be a list of sm_80"):
-        Kernel.from_source(PACKING.replace("sm_90a", "sm_70"))
+    assert kernel.why_not(problem, "fp32", "sm_103a") == "packing is for sm_90a, not for sm_103a"
+    for wrong in ('["sm_70"]', '["sm_80", "sm_80a"]', "[]", "[80]", '"sm_80"'):
+        with pytest.raises(KernelError, match=r"architectures=.*: must be a list of 'sm_80' or a later one \(that and newer\), 'sm_9"):
+            Kernel.from_source(PACKING.replace('["sm_90a"]', wrong))
+
+
+def test_a_kernel_runs_on_what_came_later_than_it_was_declared_for() -> None:
+    problem = Problem(1, 1, 1, (1, 1, 1), (1, 1, 1))
+    for declared, first in ((None, 0), ('["sm_86"]', 1), ('["sm_90"]', 4), ('["sm_90a", "sm_100"]', 4), ('["sm_80", "sm_90a"]', 0)):
+        kernel = Kernel.from_source(PACKING.replace('architectures = ["sm_90a"]\n', f"architectures = {declared}\n" if declared else ""))
+        able = [card for card in (*CARDS, FUTURE) if kernel.why_not(problem, "fp32", card) is None]
+        assert able == [*CARDS, FUTURE][first:] and [card for card in (*CARDS, FUTURE) if kernel.why_not_on(card) is None] == able
+    kernel = Kernel.from_source(PACKING.replace('["sm_90a"]', '["sm_90a", "sm_100"]'))
+    assert kernel.why_not(problem, "fp32", "sm_89") == "kernel is for sm_90a, sm_100 and newer, not for sm_89"
+
+
+def test_static_shared_memory_counts() -> None:
+    problem = Problem(1, 1, 1, (1, 1, 1), (1, 1, 1))
+    text = PACKING.replace("[workspace]", "static_shared_bytes = 96\n[workspace]").replace("grid = 1", "grid = 1\nshared_bytes = 1000")
+    kernel = Kernel.from_source(text)
+    assert kernel.why_not(problem, "fp32", None, Limits(1096, 1)) is None
+    assert kernel.why_not(problem, "fp32", None, Limits(1095, 1)) == (
+        "kernel: a block needs 1096 bytes of shared memory, this GPU gives it 1095"
+    )
+    for wrong in ("-1", '"96"', "true"):
+        with pytest.raises(KernelError, match=r"static_shared_bytes=.*: must be a number of bytes"):
+            Kernel.from_source(text.replace("static_shared_bytes = 96", f"static_shared_bytes = {wrong}"))

@@ -1,8 +1,12 @@
-"""`convt3d kernelbench`: every cheat is named, honest files pass, and the seven example files are drop-ins."""
+"""`convt3d kernelbench`: its command and its search, and the seven example files, which are drop-ins.
+
+The cheats are in `test_hostile_models`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,6 @@ from cupy_convt3d.lab import kernelbench
 torch = pytest.importorskip("torch")
 
 MODEL = '''
-import threading, time
 import torch
 from torch import nn
 
@@ -39,87 +42,6 @@ class ModelNew(Model):
     def forward(self, x):
         return self.conv_transpose3d(x)
 '''
-CHEATS = {
-    "cached output": '''
-class ModelNew(Model):
-    def forward(self, x):
-        kept = self.__dict__.setdefault("kept", {})
-        if x.data_ptr() not in kept:
-            kept[x.data_ptr()] = self.conv_transpose3d(x)
-        return kept[x.data_ptr()]
-''',
-    "cached output (its memory)": '''
-class ModelNew(Model):
-    def forward(self, x):
-        y = self.conv_transpose3d(x)
-        out = self.__dict__.setdefault("out", torch.empty_like(y))
-        return out.copy_(y)
-''',
-    "cached output (of the weight)": '''
-class ModelNew(Model):
-    def forward(self, x):
-        weight = self.__dict__.setdefault("packed", self.conv_transpose3d.weight.detach().clone())
-        return nn.functional.conv_transpose3d(x, weight, stride=self.conv_transpose3d.stride, padding=self.conv_transpose3d.padding)
-''',
-    "unjoined work": '''
-class ModelNew(Model):
-    def forward(self, x):
-        y = self.conv_transpose3d(x)
-        out = torch.zeros_like(y)
-        if x.is_cuda:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                torch.cuda._sleep(50_000_000)
-                out.copy_(y)
-        else:
-            threading.Timer(0.05, lambda: out.copy_(y)).start()
-        return out
-''',
-    "output not fully written": '''
-class ModelNew(Model):
-    def forward(self, x):
-        y = self.conv_transpose3d(x)
-        out = torch.empty_like(y)
-        out[:, :, :-1] = y[:, :, :-1]
-        return out
-''',
-    "precision lowered": '''
-class ModelNew(Model):
-    def forward(self, x):
-        return self.conv_transpose3d(x.bfloat16().to(x.dtype))
-''',
-    "inputs modified": '''
-class ModelNew(Model):
-    def forward(self, x):
-        y = self.conv_transpose3d(x)
-        x.relu_()
-        return y
-''',
-    "wrong result": '''
-class ModelNew(Model):
-    def forward(self, x):
-        return self.conv_transpose3d(x).roll(1, 2)
-''',
-    "wrong result (shape)": '''
-class ModelNew(Model):
-    def forward(self, x):
-        return self.conv_transpose3d(x)[:, :, 1:]
-''',
-    "error": '''
-class ModelNew(Model):
-    def forward(self, x):
-        raise ValueError("no such kernel")
-''',
-    "crash": '''
-import os, signal
-class ModelNew(Model):
-    def forward(self, x):
-        os.kill(os.getpid(), signal.SIGSEGV)
-''',
-}
-
-
 def write(directory: Path, text: str, name: str = "subject.py") -> Path:
     path = directory / name
     path.write_text(text)
@@ -129,16 +51,6 @@ def write(directory: Path, text: str, name: str = "subject.py") -> Path:
 def examine(directory: Path, new: str, **options: Any) -> kernelbench.Verdict:
     path = write(directory, MODEL + new)
     return kernelbench.examine(path, path, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHEATS)
-def test_every_cheat_is_named(name: str, tmp_path: Path) -> None:
-    verdict = examine(tmp_path, CHEATS[name])
-    kind = name.partition(" (")[0]
-    assert kind in [finding.kind for finding in verdict.findings], str(verdict)
-    assert not verdict.times_ms
-    assert not verdict.passed
 
 
 def test_an_honest_file_passes_and_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +64,8 @@ def test_an_honest_file_passes_and_is_timed(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.slow
 def test_a_cheat_fails_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, MODEL + CHEATS["precision lowered"])
+    coarse = "class ModelNew(Model):\n    def forward(self, x):\n        return self.conv_transpose3d(x.bfloat16().to(x.dtype))\n"
+    path = write(tmp_path, MODEL + coarse)
     assert main(["kernelbench", str(path)]) == 1
     assert "precision lowered: the file's inputs: root mean square error" in capsys.readouterr().out
 
@@ -167,7 +80,7 @@ class ModelNew(Model):
 '''
     verdict = examine(tmp_path, hang, time_limit_s=15)
     assert verdict.findings[-1].kind == "hang"
-    assert "not done after 15 s; killed while looking for work" in verdict.findings[-1].detail
+    assert "not done after 15 s; ModelNew killed while comparing on the file's inputs" in verdict.findings[-1].detail
 
 
 @pytest.mark.slow
@@ -189,6 +102,23 @@ class ModelNew(Model):
     honest = examine(tmp_path, NEW, fuzz=20)
     assert honest.passed, str(honest)
     assert honest.fuzzed > 10
+
+
+@pytest.mark.slow
+def test_fuzz_goes_on_after_a_crash_and_shrinks_it(tmp_path: Path) -> None:
+    crashes = '''
+import os, signal
+class ModelNew(Model):
+    def forward(self, x):
+        if self.conv_transpose3d.padding[0] == 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return self.conv_transpose3d(x)
+'''
+    verdict = examine(tmp_path, crashes, fuzz=200)
+    assert [finding.kind for finding in verdict.findings] == ["crash"], str(verdict)
+    assert "signal SIGSEGV while computing Model(in_channels=1, out_channels=1," in str(verdict)
+    assert "padding=2" in str(verdict)
+    assert not verdict.times_ms
 
 
 @pytest.mark.slow
@@ -221,7 +151,11 @@ def test_files_that_cannot_be_examined(tmp_path: Path, monkeypatch: pytest.Monke
         "has no class Model": write(tmp_path, NEW, "alone.py"),
         "none has a class ModelNew": write(tmp_path, MODEL, "model.py"),
         "No such file": tmp_path / "missing.py",
+        "null bytes": write(tmp_path, "class ModelNew:\0", "null.py"),
+        "not a regular file": tmp_path / "fifo.py",
+        r"red\x1b[31m\u202e.py: has neither": write(tmp_path, "x = 1", "red\x1b[31m\u202e.py"),
     }
+    os.mkfifo(tmp_path / "fifo.py")
     for message, path in bad.items():
         assert main(["kernelbench", str(path)]) == 2
         assert message in capsys.readouterr().err

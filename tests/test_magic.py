@@ -18,14 +18,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from cupy_convt3d import registry
 from cupy_convt3d.errors import KernelError
 from cupy_convt3d.kernel import Kernel
-from cupy_convt3d.lab.measure import Row
-from cupy_convt3d.lab.verify import Outcome
-from cupy_convt3d.lab.worker import Worker
+from cupy_convt3d.lab.bench.measure import Row
+from cupy_convt3d.lab.run.verify import Outcome
+from cupy_convt3d.lab.run.worker import Worker
 from cupy_convt3d.magic import Convt3dMagics, Figures, compared
 from cupy_convt3d.problem import Problem
 
-README = Path(__file__).parents[1] / "README.md"
-GATHER = README.read_text().split("```cuda\n")[1].split("```")[0]
+GATHER = (Path(__file__).parents[1] / "examples" / "my_gather.cu").read_text()
 QUICK = "--case n1_c1to2_i3_k3_s2 --against fprop_gather"
 
 

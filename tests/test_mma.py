@@ -13,7 +13,7 @@ from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.choice import backend_for
 from cupy_convt3d.errors import LaunchError
 from cupy_convt3d.kernel import Kernel
-from cupy_convt3d.lab.verify import verify
+from cupy_convt3d.lab.run.verify import verify
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import re
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cupy_convt3d import cli
-from cupy_convt3d.backends.host import compiled_lines
-from cupy_convt3d.errors import FindingsError
+from cupy_convt3d.backends.host import compiled_places
+from cupy_convt3d.errors import DataError, FindingsError
 from cupy_convt3d.kernel import Kernel
-from cupy_convt3d.lab.mutants import MutationReport, Verdict, judge_mutants, machine_code
-from cupy_convt3d.lab.mutants_command import page, summary
-from cupy_convt3d.lab.mutation import Mutant, mutants
+from cupy_convt3d.lab.mutants import MutationReport, Verdict, _changed, _Kept, blocks, explanations, judge_mutants, machine_code
+from cupy_convt3d.lab.mutants.command import keep, page, score, scores, summary
+from cupy_convt3d.lab.mutants.mutation import Mutant, mutants
 from cupy_convt3d.registry import kernel, kernels
 from cupy_convt3d.source import Instance
 
 ROOT = Path(__file__).parents[1]
 EXPLAINED = ROOT / "docs" / "mutation.toml"
-PAGE = (ROOT / "docs" / "mutation.md").read_text()
-JUDGED = re.findall(r"^## (\w+)$", PAGE, re.MULTILINE)
-ALL_JUDGED = re.findall(r"^\| (\w+) \| (?P<mutants>\d+) \| (?P=mutants) \|", PAGE, re.MULTILINE)
+SCORES = scores(ROOT / "docs" / "mutation_scores.json")
+ALL_JUDGED = {name: found for name, found in SCORES.items() if found.judged == found.mutants}
+MUTANT = Mutant("sign", 1, "a + b", "+", "-", 0, "a - b")
 
 SMALL = """/* convt3d
 pass = "fprop"
@@ -69,30 +70,80 @@ def test_every_operator_changes_one_place_of_the_code() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, _ in ALL_JUDGED])
+@pytest.mark.parametrize("name", ALL_JUDGED)
 def test_a_sample_of_mutants_is_killed(name: str) -> None:
-    report = judge_mutants(kernel(name), sample=5, explanations=EXPLAINED)
+    headers = ALL_JUDGED[name].of != "kernel"
+    report = judge_mutants(kernel(name), sample=5, explanations=EXPLAINED, headers=headers)
     assert len(report.verdicts) <= 5
     assert not report.unexplained, summary(report)
     assert report.counts["killed"] >= 2
 
 
-def test_no_explanation_is_stale_and_the_page_is_of_these_sources() -> None:
-    text = (ROOT / "docs" / "mutation.md").read_text()
+def test_no_explanation_is_stale_and_the_scores_are_of_these_sources() -> None:
     report = judge_mutants(kernel("fprop_gather"), sample=1, explanations=EXPLAINED)
     assert not report.stale
-    assert set(JUDGED) <= set(kernels())
-    assert ALL_JUDGED
-    for name, judged in ALL_JUDGED:  # samples say what they are of
-        assert len(mutants(kernel(name).source)) == int(judged), "run `make mutants`"
-    assert "not explained" not in text
+    assert SCORES.keys() <= kernels().keys() and ALL_JUDGED
+    for name, found in ALL_JUDGED.items():
+        changed = [mutants(kernel(name).source)]
+        if found.of != "kernel":
+            changed += [mutants(text, file) for file, text in blocks(kernel(name)).items()]
+        assert sum(map(len, changed)) == found.mutants, f"run `make mutants` for {name}"
+    for found in SCORES.values():
+        assert found.judged == found.killed + found.survived + found.equivalent + found.invalid + found.not_compiled
+
+
+def test_every_reason_names_a_mutant_that_there_is() -> None:
+    """By the text of its line, in the kernel or header that it names."""
+    reasons = explanations(EXPLAINED)
+    files = {**{name: known.source for name, known in kernels().items()}}
+    files |= {name: text for known in kernels().values() for name, text in blocks(known).items()}
+    for where in sorted({key[0] for key in reasons}):
+        known = {mutant.key[1:] for mutant in mutants(files[where], where)} | {mutant.key[1:] for mutant in mutants(files[where])}
+        assert not [key for key in reasons if key[0] == where and key[1:] not in known]
+    text = page(SCORES, reasons)
+    assert text.count("| equivalent |") + text.count("| survived |") == len(reasons) + 2  # and the table's head
+    assert "| fprop_gather | kernel" in text and "## fprop_patch\n" in text
+
+
+def test_scores_are_kept_beside_others(tmp_path: Path) -> None:
+    path = tmp_path / "scores.json"
+    report = MutationReport("k", [Verdict(MUTANT, "killed", "")], [], 1.0, 1)
+    keep(path, [report])
+    keep(path, [replace(report, kernel="j", total=9)])
+    assert [(name, str(found)) for name, found in scores(path).items()] == [("j", "100.0% (20.7% to 100.0%)"), ("k", "100.0%")]
+    path.write_text(path.read_text().replace('"judged": 1', '"judged": "x"'))
+    with pytest.raises(DataError, match=r"scores '.*scores.json': j: judged"):
+        scores(path)
+
+
+def test_mutants_follow_includes_into_the_package() -> None:
+    """A header changed for one kernel is compiled for it, is judged by it, and other kernels have the file as it is."""
+    gather = kernel("fprop_gather")
+    files = blocks(gather)
+    assert {"convt3d/geometry.cuh", "convt3d/view.cuh"} <= files.keys()
+    assert not [file for file in blocks(kernel("fprop_rolling_wgmma")) if "host/" in file or "standard/" in file]
+    text = files["convt3d/geometry.cuh"]
+    chosen = next(m for m in mutants(text, "convt3d/geometry.cuh") if m.operator == "modulo" and "scaled" in m.text)
+    assert str(chosen).startswith("convt3d/geometry.cuh line ") and chosen.key[0] == chosen.file
+    places = compiled_places(Instance(gather, "fp32"))
+    assert chosen.place in places and ("", gather.source.splitlines().index('#include "convt3d.cuh"') + 1) not in places
+    assert machine_code(_changed(gather, chosen), "fp32") != machine_code(gather, "fp32")
+
+
+@pytest.mark.slow
+def test_mutants_of_a_header_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = "convt3d/geometry.cuh"
+    monkeypatch.setattr("cupy_convt3d.lab.mutants.mutants", lambda source, name="": mutants(source, name) if name == file else [])
+    report = judge_mutants(kernel("fprop_gather"), sample=4, workers=1)
+    assert {verdict.mutant.file for verdict in report.verdicts} == {file}
+    assert report.counts["killed"] >= 1 and report.counts["equivalent"] >= 1, summary(report)
 
 
 def test_a_check_that_lets_mutants_through_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cupy_convt3d.lab.mutants.first_failure", lambda *args, **options: None)
     report = judge_mutants(kernel("fprop_gather"), sample=5)
     assert report.score == 0 and report.unexplained
-    assert "SURVIVED line" in summary(report) and "**not explained**" in page([report])
+    assert "SURVIVED " in summary(report)
 
 
 def test_machine_code_tells_what_comments_do_not() -> None:
@@ -105,9 +156,9 @@ def test_machine_code_tells_what_comments_do_not() -> None:
 
 def test_explanations_go_stale_with_their_line(tmp_path: Path) -> None:
     mutant = mutants(kernel("fprop_gather").source)[5]
-    entry = '[[mutant]]\nkernel = "fprop_gather"\ntext = """{}"""\noperator = "{}"\nbefore = "{}"\nafter = "{}"\nnumber = {}\n'
+    row = json.dumps(["fprop_gather", *mutant.key[1:]])
     path = tmp_path / "explained.toml"
-    path.write_text(entry.format(*mutant.key) + 'verdict = "equivalent"\nreason = "because"\n')
+    path.write_text(f'[[reason]]\nverdict = "equivalent"\nreason = "because"\nmutants = [{row}]\n')
     assert not judge_mutants(kernel("fprop_gather"), sample=1, explanations=path).stale
     path.write_text(path.read_text().replace("const", "constant"))
     report = judge_mutants(kernel("fprop_gather"), sample=1, explanations=path)
@@ -115,21 +166,22 @@ def test_explanations_go_stale_with_their_line(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("because", ""))
     with pytest.raises(FindingsError, match="with a reason"):
         judge_mutants(kernel("fprop_gather"), sample=1, explanations=path)
+    path.write_text(path.read_text().replace('["fprop_gather", ', "["))
+    with pytest.raises(FindingsError, match="must be five texts and a number"):
+        judge_mutants(kernel("fprop_gather"), sample=1, explanations=path)
 
 
 def test_score_leaves_out_what_says_nothing_of_the_check() -> None:
-    mutant = Mutant("sign", 1, "a + b", "+", "-", 0, "a - b")
     kinds = ["killed"] * 19 + ["survived", "equivalent", "invalid", "not compiled"]
-    report = MutationReport("k", [Verdict(mutant, kind, "why") for kind in kinds], [], 1.0, len(kinds))
+    report = MutationReport("k", [Verdict(MUTANT, kind, "why") for kind in kinds], [], 1.0, len(kinds))
     assert report.score == 0.95 and not report.unexplained and report.interval is None
     assert "(" not in summary(report).split("score")[1]
 
 
 def test_a_sample_has_wilsons_interval() -> None:
-    mutant = Mutant("sign", 1, "a + b", "+", "-", 0, "a - b")
-    report = MutationReport("k", [Verdict(mutant, "killed", "")] * 95 + [Verdict(mutant, "survived", "why")] * 5, [], 1.0, 1000)
+    report = MutationReport("k", [Verdict(MUTANT, "killed", "")] * 95 + [Verdict(MUTANT, "survived", "why")] * 5, [], 1.0, 1000)
     assert report.interval == pytest.approx((0.8882, 0.9785), abs=1e-4)
-    assert "100 of 1000 mutants" in summary(report) and "95.0% (88.8% to 97.8%)" in page([report])
+    assert "100 of 1000 mutants" in summary(report) and str(score(report)) == "95.0% (88.8% to 97.8%)"
 
 
 def test_what_the_host_does_not_compile_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +191,10 @@ def test_what_the_host_does_not_compile_is_not_judged(monkeypatch: pytest.Monkey
     within = Kernel.from_source(source[:place] + branch + source[place:], "fprop_gather")
     number = source[:place].count("\n") + 3
     assert within.source.splitlines()[number - 1].strip() == "const int unused = 1 + 2;"
-    lines = compiled_lines(Instance(within, "fp32"))
+    lines = {line for file, line in compiled_places(Instance(within, "fp32")) if not file}
     assert number not in lines and {number - 2, number + 3} <= lines
-    monkeypatch.setattr("cupy_convt3d.lab.mutants.mutants", lambda source: [m for m in mutants(source) if m.line == number])
+    there = "cupy_convt3d.lab.mutants.mutants"
+    monkeypatch.setattr(there, lambda source, file="": [m for m in mutants(source, file) if m.place == ("", number)])
     report = judge_mutants(within)
     assert report.counts["not compiled"] == len(report.verdicts) >= 3
 
@@ -157,13 +210,28 @@ def test_verdicts_are_kept_but_not_survivors(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(TypeError):  # it asks for a worker
         judge_mutants(gather, sample=2, kept=kept)
     kept.write_text("not JSON\n")
-    with pytest.raises(FindingsError, match="cannot be read"):
+    with pytest.raises(FindingsError, match="line 1: is no JSON"):
         judge_mutants(gather, sample=2, kept=kept)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["mutants", "fprop_gather", "--sample", "2", "--workers", "1", "--page", str(tmp_path / "docs" / "m.md")]
-    assert cli.main(line) == 0
-    assert f"fprop_gather: 2 of {len(mutants(kernel('fprop_gather').source))} mutants, 2 killed" in capsys.readouterr().out
-    assert "| 2 | 2 | 0 | 0 | 0 | 0 | 100.0% (34.2% to 100.0%) |" in (tmp_path / "docs" / "m.md").read_text()
+    path = tmp_path / "docs" / "scores.json"
+    assert cli.main(["mutants", "fprop_gather", "--sample", "2", "--workers", "1", "--scores", str(path)]) == 0
+    total = sum(len(mutants(text, file)) for file, text in {"": kernel("fprop_gather").source, **blocks(kernel("fprop_gather"))}.items())
+    assert f"fprop_gather: 2 of {total} mutants, 2 killed" in capsys.readouterr().out
+    found = scores(path)["fprop_gather"]
+    assert (found.mutants, found.judged, found.killed, found.of) == (total, 2, 2, "kernel and headers")
     assert cli.main(["mutants", "nothing"]) == 2
+
+
+def test_the_line_that_a_killed_run_was_writing_is_forgotten(tmp_path: Path) -> None:
+    gather, path = kernel("fprop_gather"), tmp_path / "kept.jsonl"
+    mutant = mutants(gather.source)[0]
+    _Kept(path, gather).add(Verdict(mutant, "killed", "why"))
+    whole = path.read_bytes()
+    for torn in (whole[:-9], whole[:-1], b"", whole + whole[:5]):
+        path.write_bytes(torn)
+        kept = _Kept(path, gather)
+        assert kept.has(mutant) == (torn.startswith(whole))
+        kept.add(Verdict(mutant, "killed", "why"))
+        assert _Kept(path, gather).has(mutant) and path.read_bytes().endswith(whole)

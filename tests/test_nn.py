@@ -236,6 +236,38 @@ def test_convert_of_a_lone_module_and_of_a_lazy_one_after_its_first_call() -> No
     assert ct.nn.convert(lazy).swapped == ("0",)
 
 
+def test_a_module_that_knows_its_call_as_torchs_own_sees_every_change() -> None:
+    """What follows the first calls is torch's function alone, until something that decides has changed."""
+    theirs, ours = nn.ConvTranspose3d(4, 6, 3, 2, 1), ct.nn.ConvTranspose3d(4, 6, 3, 2, 1)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 4, 3, 4, 5)
+    for _ in range(3):
+        assert torch.equal(ours(x), theirs(x))
+    assert ours._own.last is not None
+    calls: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cupy_convt3d.nn.conv_transpose3d", lambda *_, **__: calls.append("ours"))
+        ours(x)
+        assert calls == [], "known"
+        for change in (lambda: ours(x[:1]), lambda: ours(x.double()), lambda: ours(x.transpose(2, 3)), lambda: ours(x, [6, 8, 10])):
+            change()
+            assert calls.pop() == "ours"
+        with torch.no_grad():
+            ours(x)
+        assert calls.pop() == "ours"
+        with torch.autocast("cpu", torch.bfloat16):
+            ours(x)
+        assert calls.pop() == "ours"
+        ours.backend = "host"
+        ours(x)
+        assert calls.pop() == "ours"
+    torch.testing.assert_close(ours(x), theirs(x))
+    ours.backend = None
+    for weight in (torch.nn.Parameter(torch.ones(4, 2, 3, 3, 3)), theirs.weight):
+        ours.weight, ours.bias = weight, None
+        torch.testing.assert_close(ours(x), torch.nn.functional.conv_transpose3d(x, weight, None, 2, 1))
+
+
 def test_convert_leaves_a_replaced_forward() -> None:
     patched = nn.ConvTranspose3d(4, 4, 2)
     patched.forward = lambda x: x  # type: ignore[method-assign]
@@ -245,3 +277,19 @@ def test_convert_leaves_a_replaced_forward() -> None:
 def test_convert_keeps_parametrizations() -> None:
     normed = nn.utils.parametrizations.weight_norm(nn.ConvTranspose3d(4, 4, 2))
     assert "subclass" in ct.nn.convert(nn.Sequential(normed)).left["0"]
+
+
+@pytest.mark.parametrize("model", [5, None, "model", [], torch.nn.ConvTranspose3d])
+def test_what_is_no_module_is_not_converted(model: object) -> None:
+    with pytest.raises(ct.ProblemTypeError, match=r"model: is a \w+; must be a torch.nn.Module"):
+        ct.nn.convert(model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"algorithm": []}, {"algorithm": None}, {"backend": 5}])
+def test_options_of_a_wrong_type_are_named(options: dict[str, object]) -> None:
+    model = torch.nn.Sequential(torch.nn.ConvTranspose3d(1, 1, 1))
+    with pytest.raises(ct.ProblemTypeError, match=f"{next(iter(options))}="):
+        ct.nn.convert(model, **options)  # type: ignore[arg-type]
+    assert type(model[0]) is torch.nn.ConvTranspose3d, "nothing was swapped"
+    with pytest.raises(ct.ProblemTypeError, match=f"{next(iter(options))}="):
+        ct.nn.ConvTranspose3d(1, 1, 1, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from typing import Any
 
 import ml_dtypes
@@ -295,8 +296,7 @@ BAD: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_before_any_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call, message = BAD[name]
-    monkeypatch.setattr(ops, "_run_kernel", None)
-    monkeypatch.setattr(ops, "_run_library", None)
+    monkeypatch.setattr(ops._PlannedCall, "run", None)
     with pytest.raises(ct.ProblemError, match=message) as caught:
         call()
     assert isinstance(caught.value, ValueError)
@@ -324,7 +324,7 @@ BAD_OUT: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", BAD_OUT)
 def test_bad_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, message = BAD_OUT[name]
-    monkeypatch.setattr(ops, "_run_kernel", None)
+    monkeypatch.setattr(ops._PlannedCall, "run", None)
     with pytest.raises(ct.ProblemError, match=message):
         ct.conv_transpose3d(X, W, B, **GEOMETRY, out=make())
 
@@ -421,3 +421,70 @@ def test_import_is_light() -> None:
 def test_unknown_attribute() -> None:
     with pytest.raises(AttributeError, match="no attribute 'deconv'"):
         ct.deconv  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: value} for name in ("algorithm", "fp32_precision", "backend") for value in ([], {}, 5, b"auto", 1.5, True)),
+        {"algorithm": None},
+    ],
+)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_options_of_a_wrong_type_are_named(options: dict[str, object], library: str) -> None:
+    x, w = X, W
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        x, w = torch.from_numpy(np.asarray(X)), torch.from_numpy(np.asarray(W))
+    with pytest.raises(ct.ProblemTypeError, match=f"{next(iter(options))}="):
+        ct.conv_transpose3d(x, w, **GEOMETRY, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("missing", ["w", "x"])
+def test_a_tensor_that_is_none_is_named(missing: str) -> None:
+    torch = pytest.importorskip("torch")
+    x, w = torch.from_numpy(np.asarray(X)), torch.from_numpy(np.asarray(W))
+    for tensors in ((X, W), (x, w)):
+        first, second = (None, tensors[1]) if missing == "x" else (tensors[0], None)
+        with pytest.raises(ct.ProblemTypeError, match=f"{'input' if missing == 'x' else 'weight'}: is a NoneType; must be a torch tensor"):
+            ct.conv_transpose3d(first, second, **GEOMETRY)
+        with pytest.raises(ct.ProblemTypeError, match="is a NoneType"):
+            ct.conv_transpose3d_grad_input(None, second, (1, 1, 3, 3, 3))
+        with pytest.raises(ct.ProblemTypeError, match="is a NoneType"):
+            ct.conv_transpose3d_grad_weight(first, None, (1, 1, 3, 3, 3))
+
+
+def test_a_call_like_one_before_is_planned_no_more(monkeypatch: pytest.MonkeyPatch, new_plans: None) -> None:
+    planned: list[str] = []
+    decide = ops.decide
+    monkeypatch.setattr(ops, "decide", lambda *given: planned.append(given[0]) or decide(*given))
+    right = expected(X, W, B, **GEOMETRY)
+
+    def calls(added: int, x: Any, **options: Any) -> None:
+        before = len(planned)
+        for _ in range(2):
+            np.testing.assert_allclose(ct.conv_transpose3d(x, W, B, **(GEOMETRY | options)), right, rtol=1e-12)
+        assert len(planned) == before + added
+
+    strided = np.zeros((*X.shape[:-1], 2 * X.shape[-1]))[..., ::2]
+    strided[...] = X
+    calls(1, X)
+    calls(0, X.copy())
+    calls(1, strided)
+    calls(1, X, out=np.empty(right.shape))
+    calls(1, X, out=np.empty((*right.shape[:-1], 2 * right.shape[-1]))[..., ::2])
+    calls(1, X, algorithm="tiled")
+    calls(0, X)
+    with pytest.raises(ct.ProblemError, match=r"stride"):
+        ct.conv_transpose3d(X, W, B, **(GEOMETRY | {"stride": [1.0, 2.0, 2.0]}))  # equal to integers, and as keys the same
+
+
+@pytest.mark.slow
+def test_a_tiny_call_on_the_host_takes_at_most_150_us() -> None:
+    x, w = np.ones((1, 1, 2, 2, 2), np.float32), np.ones((1, 1, 2, 2, 2), np.float32)
+    seconds = []
+    for _ in range(500):
+        start = time.process_time()
+        ct.conv_transpose3d(x, w, stride=2)
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 150e-6, f"{min(seconds) * 1e6:.0f} us"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tarfile
@@ -72,11 +71,24 @@ def test_an_installed_wheel_checks_a_kernel_outside_the_source_tree(installed: P
 
 
 @pytest.mark.slow
-def test_the_import_takes_under_300_ms() -> None:
-    # Processor time, not the clock's: other tests run on the same cores, and waiting for them is not the import's doing.
-    timed = "import time; start = time.process_time(); import cupy_convt3d; print(time.process_time() - start)"
-    seconds = [float(run(sys.executable, "-c", timed, cwd=ROOT)) for _ in range(7)]
-    assert statistics.median(seconds) < 0.3, f"import cupy_convt3d took {[f'{s * 1e3:.0f} ms' for s in seconds]}"
+@pytest.mark.alone
+def test_the_import_takes_under_50_ms_and_the_first_use_little_beside_numpys() -> None:
+    # Processor time, and the least of several: other processes on the same cores only ever add.
+    timed = """
+from time import process_time as now
+times = [now()]
+import cupy_convt3d
+times.append(now())
+import numpy
+times.append(now())
+cupy_convt3d.conv_transpose3d
+times.append(now())
+print(*(after - before for before, after in zip(times, times[1:])))
+"""
+    runs = [[float(seconds) for seconds in run(sys.executable, "-c", timed, cwd=ROOT).split()] for _ in range(7)]
+    ours, numpys, first_use = map(min, zip(*runs, strict=True))
+    assert ours < 0.05, f"import cupy_convt3d took {ours * 1e3:.0f} ms"
+    assert first_use < 1.5 * numpys, f"the first use took {first_use * 1e3:.0f} ms; NumPy's import {numpys * 1e3:.0f} ms"
 
 
 def test_the_import_brings_neither_torch_nor_cupy() -> None:
@@ -102,10 +114,8 @@ def test_the_problem_header_is_the_generated_one() -> None:
 
 
 @pytest.mark.slow
-def test_the_tour_of_the_readme_runs_with_its_kernel(tmp_path: Path) -> None:
+def test_the_tour_of_the_readme_runs() -> None:
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    (cuda,) = (text for language, text in blocks if language == "cuda")
     (tour,) = (text for language, text in blocks if language == "python")
-    (tmp_path / "my_gather.cu").write_text(cuda)
-    printed = run(sys.executable, "-c", tour, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    printed = run(sys.executable, "-c", tour, cwd=ROOT, PYTHONPATH=str(ROOT))
     assert "n1_c8to4_i5x6x7_k3_s2_p1" in printed and printed.splitlines()[-1] == "None", printed

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,8 +23,10 @@ from matplotlib.figure import Figure
 
 from cupy_convt3d import plots, reference, registry
 from cupy_convt3d.errors import KernelError, LaunchError, ProblemError
-from cupy_convt3d.lab import results, strategies
-from cupy_convt3d.lab.measure import Row
+from cupy_convt3d.lab import strategies
+from cupy_convt3d.lab.bench import results
+from cupy_convt3d.lab.bench.calls import CallRow
+from cupy_convt3d.lab.bench.measure import Ceilings, Row
 from cupy_convt3d.plots import geometry, style
 from cupy_convt3d.problem import Problem
 
@@ -182,9 +186,83 @@ def test_recorded_results_are_read_back(tmp_path: Path) -> None:
     for path in (tmp_path / "other.json", tmp_path / "missing.json", tmp_path):
         with pytest.raises(KernelError, match=r"cannot be read"):
             results.load(path)
+    (tmp_path / "population.json").write_text(json.dumps(data | {"kind": "population", "created": "2999"}))
+    with pytest.raises(KernelError, match=r"has calls over a population"):
+        results.load(tmp_path / "population.json")
     assert results.newest(tmp_path) == read
     assert results.newest(tmp_path, "fp32") == read
     with pytest.raises(KernelError, match="no report of tf32 that"):
         results.newest(tmp_path, "tf32")
     with pytest.raises(KernelError, match="no report that"):
         results.newest(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("layouts", [["ncdhw"], ["ncdhw", "channels_last"]])
+def test_ratio_distribution_has_a_curve_a_precision_and_a_panel_a_layout(layouts: list[str]) -> None:
+    rows = []
+    for number, dtype, layout in itertools.product(range(1, 9), ("fp32", "bf16"), layouts):
+        blank = CallRow(f"layer{number}", "n1_c1to1_i3_k3", "fprop", "torch", True, dtype, 10**6, 5, layout=layout)
+        torch_ms = number / (4 if dtype == "bf16" else 2)
+        rows += [replace(blank, median_ms=torch_ms), replace(blank, contender="auto", is_rival=False, median_ms=1.0)]
+    figure = plots.ratio_distribution(rows)
+    assert texts(figure) == [title for layout in layouts for title in ("", f"{layout}, 8 layers")]
+    for axes in figure.axes:
+        assert axes.get_xscale() == "log"
+        curves = {line.get_label(): line.get_xdata() for line in axes.lines}
+        assert max(curves["fp32"]) == 4 and max(curves["bf16"]) == 2, "torch / auto"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fp32", "bf16"]
+
+
+def test_ratio_distribution_of_nothing_is_empty() -> None:
+    assert texts(plots.ratio_distribution([])) == ["", "ncdhw, 0 layers"]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: plots.tap_map(5),
+        lambda: plots.tap_map(output="abc"),
+        lambda: plots.tap_map(output=(1, 2)),
+        lambda: plots.tap_map(output=(1, 2, 1.5)),
+        lambda: plots.tap_map(dimensions=[]),
+        lambda: plots.tap_map(dimensions="2"),
+        lambda: plots.tap_map(Problem(1, 1, 1, (1, 1, 1), (1, 1, 2**30))),
+        lambda: plots.explore_taps(None),
+        lambda: plots.explore_taps(dimensions=4),
+        lambda: plots.contribution_count(5),
+        lambda: plots.contribution_count(Problem(1, 1, 1, 2**9, 2)),
+        lambda: plots.residue_classes("n1"),
+        lambda: plots.residue_classes(Problem(1, 1, 1, 2, 3, 900)),
+        lambda: plots.speed_bars(5),
+        lambda: plots.speed_bars([5]),
+        lambda: plots.roofline([], None),
+        lambda: plots.roofline([], {}, "fp32"),
+        lambda: plots.roofline([], Ceilings(1e12, {"fp32": 1e13}), "int8"),
+        lambda: plots.roofline([], Ceilings(1e12, {"fp32": 1e13}), []),
+        lambda: plots.error_histogram(5),
+        lambda: plots.error_histogram({"a": 5}),
+        lambda: plots.error_histogram({"a": ["b"]}),
+        lambda: plots.error_histogram({5: [1.0]}),
+        lambda: plots.volume_slices(5, 5),
+        lambda: plots.volume_slices(np.zeros((4, 4)), np.zeros((8, 8))),
+        lambda: plots.volume_slices(np.zeros((0, 4, 4)), np.zeros((0, 8, 8))),
+        lambda: plots.volume_slices(np.full((4, 4, 4), "a"), np.zeros((8, 8, 8))),
+        lambda: plots.tuning_landscape(5),
+        lambda: plots.tuning_landscape([5]),
+        lambda: plots.tuning_landscape([({"A": 1}, "fast")]),
+        lambda: plots.tuning_landscape([({"A": 1}, 1.0)], [[]]),
+        lambda: plots.tuning_landscape([({"A": 1}, 1.0)], 5),
+        lambda: plots.tuning_landscape([({"A": 1, "B": 1, "C": 1}, 1.0)], ["A", "B", "C"]),
+        lambda: plots.tuning_landscape([({"A": 1}, 1.0), ({"B": 1}, 1.0)]),
+        lambda: plots.error_map(5),
+        lambda: plots.error_map([]),
+        lambda: plots.error_map("fprop_gather", 5),
+        lambda: plots.error_map("fprop_gather", dtype=[]),
+        lambda: plots.error_map("fprop_gather", seed="0"),
+        lambda: plots.error_map("fprop_gather", seed=-1),
+        lambda: plots.error_map("fprop_gather", backend=[]),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(draw: Callable[[], object]) -> None:
+    with pytest.raises((ProblemError, KernelError), match=r"must be|cannot be drawn|are not counted|was measured|none of|has no"):
+        draw()

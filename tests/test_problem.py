@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cupy_convt3d.errors import ProblemError
+from cupy_convt3d import registry
+from cupy_convt3d.errors import ProblemError, ProblemTypeError
 from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, problems
 from cupy_convt3d.problem import INT32_MAX, Problem, c_struct, c_values, triple
 
@@ -245,3 +248,45 @@ def test_names_hold_every_field_and_axis(problem: Problem) -> None:
         assert tuple(names[f"{field}_{axis}"] for axis in "dhw") == getattr(problem, field)
     assert names["output_numel"] == math.prod(problem.output_shape)
     assert names["output_voxels"] == math.prod(problem.output_size)
+
+
+@pytest.mark.parametrize("bias", ["no", "", 0, 1, None, [], 1.0, np.zeros(3)])
+def test_bias_is_true_or_false(bias: object) -> None:
+    with pytest.raises(ProblemTypeError, match=r"bias=.*: must be True or False"):
+        Problem(1, 1, 1, 1, 1, bias=bias)  # type: ignore[arg-type]
+    assert Problem(1, 1, 1, 1, 1, bias=np.bool_(True)).bias is True  # type: ignore[arg-type]
+
+
+def test_a_problem_of_many_taps_answers_at_once() -> None:
+    start = time.process_time()
+    problem = Problem(1, 1, 1, (1, 1, 2**30), (1, 2**30, 2**30), (1, 7, 1))
+    assert problem.flop == 2**91 and problem.names["taps"] == 2**60 and Problem.parse(str(problem)) == problem
+    assert Problem(1, 1, 1, (1, 1, 1), (1, 1, 2**30), padding=(0, 0, 2**28)).flop == 2**30
+    assert "no fp16" not in (registry.kernel("fprop_gather").why_not(problem, "fp16") or "")
+    assert time.process_time() - start < 0.5
+
+
+@given(problems())
+def test_live_pairs_are_those_that_land(problem: Problem) -> None:
+    for a in range(3):
+        places = (
+            i * problem.stride[a] - problem.padding[a] + t * problem.dilation[a]
+            for i in range(problem.input_size[a])
+            for t in range(problem.kernel_size[a])
+        )
+        assert problem.live_pairs(a) == sum(0 <= place < problem.output_size[a] for place in places)
+
+
+@pytest.mark.parametrize("size", [10**5000, range(10**12), "3" * 10**6, [3] * 4, [], -(10**400), object()], ids=range(7))
+def test_any_size_is_a_problem_error(size: object) -> None:
+    with pytest.raises(ProblemError) as caught:
+        Problem(1, 1, 1, 1, size)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "name", ["n1_c1to1_i1_k" + "1" * 5000, "n١_c1to1_i1_k1", "", "x" * 10**6, 5, None, b"n1_c1to1_i1_k1", "n1_c1to1_i1_k1\n"], ids=range(8)
+)
+def test_any_name_is_a_problem_error(name: object) -> None:
+    with pytest.raises(ProblemError, match="must look like"):
+        Problem.parse(name)  # type: ignore[arg-type]

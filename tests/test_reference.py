@@ -105,6 +105,50 @@ def test_samples_of_torch_agree() -> None:
         np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-12, atol=1e-9)
 
 
+def test_onnx_published_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node tests of ONNX's specification (onnx/backend/test/case/node/convtranspose.py), whose results are written out by hand."""
+    cases = pytest.importorskip("onnx.backend.test.case.node.convtranspose")
+    published: list[tuple[dict[str, Any], list[Array], Array]] = []
+
+    def note(node: Any, inputs: list[Array], outputs: list[Array], name: str) -> None:
+        attributes = {a.name: list(a.ints) or a.i or a.s for a in node.attribute}
+        published.append((attributes, inputs, outputs[0]))
+
+    monkeypatch.setattr(cases, "expect", note)
+    for name in vars(cases.ConvTranspose):
+        if name.startswith("export"):
+            getattr(cases.ConvTranspose, name)()
+    compared = 0
+    for attributes, (x, w), y in published:
+        axes = x.ndim - 2
+        pads = attributes.get("pads", [0] * 2 * axes)
+        if {"output_shape", "auto_pad"} & attributes.keys() or pads[:axes] != pads[axes:]:
+            continue  # what they stand for is ONNX's own arithmetic
+
+        def three(name: str, default: int, given: dict[str, Any] = attributes, axes: int = axes) -> Triple:
+            return (*[default] * (3 - axes), *given.get(name, [default] * axes))  # type: ignore[return-value]
+
+        x, w = (tensor.reshape(*tensor.shape[:2], *[1] * (3 - axes), *tensor.shape[2:]) for tensor in (x, w))
+        padding = (*[0] * (3 - axes), *pads[:axes])
+        groups, geometry = attributes.get("group", 1), (three("strides", 1), padding, three("output_padding", 0))
+        problem = Problem.from_shapes(x.shape, w.shape, None, *geometry, groups, three("dilations", 1))
+        np.testing.assert_array_equal(reference.fprop(problem, x, w).reshape(y.shape), y)
+        compared += 1
+    assert compared >= 6
+
+
+def test_a_case_worked_out_by_hand() -> None:
+    """Two volumes and a third, stride 2, padding 1, kernel 3 along w: o = 2*i - 1 + t of inputs (1, 10), taps (1, 2, 3)."""
+    problem = Problem.parse("n3_c1to1_i1x1x2_k1x1x3_s1x1x2_p0x0x1_bias")
+    x, w = np.array([[1, 10], [2, 20], [5, 50]]).reshape(3, 1, 1, 1, 2), np.array([1, 2, 3]).reshape(1, 1, 1, 1, 3)
+    y = np.array([[2, 13, 20], [4, 26, 40], [10, 65, 100]]).reshape(3, 1, 1, 1, 3)
+    np.testing.assert_array_equal(reference.fprop(problem, x, w, np.array([7])), y + 7)
+    ones = np.ones_like(y)
+    np.testing.assert_array_equal(reference.dgrad(problem, ones, w).reshape(3, 2), [[5, 3]] * 3)
+    np.testing.assert_array_equal(reference.wgrad(problem, x, ones).ravel(), [80, 88, 8])
+    np.testing.assert_array_equal(reference.grad_bias(problem, ones), [9])
+
+
 def test_integers_stay_exact_where_doubles_would_not() -> None:
     problem = Problem.parse("n1_c2to1_i1_k1_bias")
     x, w, b = np.array([2**40 + 1, -(2**40)]), np.array([2**20 + 1, 2**20 + 1]), np.array([3])
@@ -357,3 +401,14 @@ def test_wrong_tensors_are_named() -> None:
     ]:
         with pytest.raises(ProblemError, match=fragment):
             call()
+
+
+def test_padded_is_the_same_but_for_weights_that_are_not_finite() -> None:
+    """A tap that is infinite then meets zeros beyond the input, in all outputs of its residue class."""
+    problem = Problem.parse("n1_c1to2_i3x1x2_k3x1x4_s1x1x2_p1x0x1_op0x0x1_bias")
+    tensors = {name: np.ones(problem.shapes("fprop")[0][name]) for name in ("input", "weight", "bias")}
+    np.testing.assert_array_equal(reference.padded(problem, tensors), reference.run("fprop", problem, tensors))
+    tensors["weight"][0, 1, 0, 0, 1] = np.inf
+    padded, plain = reference.padded(problem, tensors), reference.run("fprop", problem, tensors)
+    assert np.isfinite(padded[:, 0]).all() and np.isfinite(padded[:, 1, :, :, 1::2]).all()
+    assert not np.isfinite(padded[:, 1, :, :, ::2]).any() and np.isfinite(plain[0, 1, 2, 0, ::2]).all()

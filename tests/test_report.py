@@ -24,7 +24,7 @@ from cupy_convt3d import plots, registry
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab import report
-from cupy_convt3d.lab.measure import Bench, Ceilings, Row, measure_ceilings
+from cupy_convt3d.lab.bench.measure import Bench, Ceilings, Row, measure_ceilings
 from cupy_convt3d.lab.mri import trilinear
 from cupy_convt3d.problem import Problem
 
@@ -166,24 +166,26 @@ def test_pictures_draw_with_any_rows(rows: list[Row]) -> None:
         assert b"</svg>" in picture.getvalue()
 
 
-def update_readme() -> ModuleType:
-    path = Path(__file__).parent.parent / "benchmarks" / "update_readme.py"
-    spec = importlib.util.spec_from_file_location("update_readme", path)
+def update_results() -> ModuleType:
+    path = Path(__file__).parent.parent / "benchmarks" / "update_results.py"
+    spec = importlib.util.spec_from_file_location("update_results", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where its dataclasses look for their types
     spec.loader.exec_module(module)
     return module
 
 
-def test_readme_table_is_rewritten_between_its_markers(tmp_path: Path, made: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    module, results = update_readme(), tmp_path / "benchmarks" / "results"
+def test_measured_tables_are_rewritten_between_their_markers(tmp_path: Path, made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    module, results = update_results(), tmp_path / "benchmarks" / "results"
     results.mkdir(parents=True)
-    readme = tmp_path / "README.md"
+    readme, page = tmp_path / "README.md", tmp_path / "docs" / "measured.md"
+    page.parent.mkdir()
     before = f"top\n{module.BEGIN}\nold\n{module.END}\nend\n"
-    readme.write_text(before)
+    for one in (readme, page):
+        one.write_text(before)
     (results / "host.json").write_text(json.dumps(made[1]))
     assert module.main([], tmp_path) == 0
-    assert readme.read_text() == before and "no results" in capsys.readouterr().out
+    assert readme.read_text() == page.read_text() == before and "no results" in capsys.readouterr().out
 
     rival = row(contender="cuDNN (torch)", is_rival=True, median_ms=6.0, speedup=None)
     rows = [asdict(r) | {"wrong": r.wrong} for r in (rival, row(), row(contender="quicker but wrong", median_ms=1.0, difference=1.0))]
@@ -191,11 +193,15 @@ def test_readme_table_is_rewritten_between_its_markers(tmp_path: Path, made: Any
     ceilings = {"copy_bytes_per_s": 3e12, "gemm_flop_per_s": {"fp32": 5e13}}
     gpu = made[1] | {"machine": machine, "scaled_down": False, "ceilings": ceilings, "rows": rows}
     (results / "gpu_z.json").write_text(json.dumps(gpu))
+    (results / "population.json").write_text(json.dumps(gpu | {"kind": "population", "created": "2999-01-01", "rows": rows[:1]}))
     assert module.main([], tmp_path) == 0
     text = readme.read_text()
+    assert text.startswith(f"top\n{module.BEGIN}\nThe quickest kernel against cuDNN on one GPU Z") and text.endswith(f"{module.END}\nend\n")
+    assert "| fp32 (ieee) | 3.00x (3.00x) | - | - |" in text and "old" not in text
+    text = page.read_text()
     assert text.startswith(f"top\n{module.BEGIN}\nGPU Z. Medians") and text.endswith(f"{module.END}\nend\n")
-    assert "| kb61 | fprop | fprop_gather | 2.000 | - | 6.000 | - | 3.00x | - | 25% | - | - |" in text and "old" not in text
-    assert "| fp32 (ieee) | 3.00x | - | 25% | - |" in text and "Driver 13.0" in text
+    assert "| kb61 | fprop | fprop_gather | 2.000 | 2.000 | 6.000 | - | 3.00x | - | 25% | - | - |" in text and "old" not in text
+    assert "| fp32 (ieee) | 3.00x (3.00x) | - | 25% (25%) | - |" in text and "Driver 13.0" in text
     assert {path.name for path in (tmp_path / "benchmarks/plots").iterdir()} == {"speed-fp32.png", "roofline-fp32.png"}
 
     newer = [asdict(replace(r, dtype="tf32", with_packing_ms=r.median_ms)) for r in (rival, row())]
@@ -205,13 +211,17 @@ def test_readme_table_is_rewritten_between_its_markers(tmp_path: Path, made: Any
     (results / "tf32.json").write_text(json.dumps(later))
     (results / "other_gpu.json").write_text(json.dumps(gpu | {"machine": machine | {"device": "GPU Y"}}))
     assert module.main([], tmp_path) == 0
-    text = readme.read_text()
-    assert "| tf32 | 3.00x (3.00x) | 2.00x (2.00x) | 25% (25%) | 2.00x (2.00x) |" in text and "| fp32 (ieee) | 3.00x | -" in text
+    assert "| tf32 | 3.00x (3.00x) | 2.00x (2.00x) | - |" in readme.read_text() and "GPU Y" not in readme.read_text()
+    text = page.read_text()
+    assert "| tf32 | 3.00x (3.00x) | 2.00x (2.00x) | 25% (25%) | 2.00x (2.00x) |" in text and "| fp32 (ieee) | 3.00x (3.00x) | -" in text
     assert "| kb61 | fprop | fprop_gather | 2.000 | 2.000 | 6.000 | 4.000 | 3.00x | 2.00x | 25% | - | - |" in text
     assert "`0123456789-dirty`" in text and text.count("GPU Y") == 1
-    assert "| fp32 (ieee) | 3.00x | -" in text.split("The same on GPU Y.")[1].split("<details>")[0]
+    assert "| fp32 (ieee) | 3.00x (3.00x) | -" in text.split("The same on GPU Y.")[1].split("<details>")[0]
     assert (tmp_path / "benchmarks/plots/roofline-tf32.png").stat().st_size > 5000
 
-    readme.write_text("no markers")
-    assert module.main([], tmp_path) == 1
-    assert readme.read_text() == "no markers"
+    for one in (readme, page):
+        kept, other = one.read_text(), (page if one is readme else readme).read_text()
+        one.write_text("no markers")
+        assert module.main([], tmp_path) == 1
+        assert {readme.read_text(), page.read_text()} == {"no markers", other}
+        one.write_text(kept)

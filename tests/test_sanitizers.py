@@ -38,7 +38,7 @@ RUN = """
 import json, sys
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.kernel import Kernel
-from cupy_convt3d.lab.verify import verify
+from cupy_convt3d.lab.run.verify import verify
 from cupy_convt3d.problem import Problem
 
 sanitizer, path, tunables, problems = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4:]

@@ -14,8 +14,8 @@ from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.errors import CacheWarning, KernelError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab import tune as search
-from cupy_convt3d.lab.contest import Contest
-from cupy_convt3d.lab.measure import Bench, Row
+from cupy_convt3d.lab.bench.contest import Contest
+from cupy_convt3d.lab.bench.measure import Bench, Row
 from cupy_convt3d.lab.tune import tune
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.source import code_digest
@@ -92,15 +92,15 @@ def test_the_shipped_database_is_whole() -> None:
 def test_lookup_takes_the_quickest_that_can(own: Path) -> None:
     assert lookup(QUESTION, PROBLEM) is None
     quick = entry(median_ms=1.0, with_packing_ms=4.0, tunables={**registry.kernel("fprop_tiled").tunables, "TILE_DEPTH": 16})
-    Database([quick, entry("fprop_gather", instance="fp64", median_ms=0.5)]).save(own)
+    Database([quick, entry("fprop_gather", median_ms=0.5)]).save(own)
     gather = lookup(QUESTION, PROBLEM)
-    assert gather is not None and gather.kernel.name == "fprop_gather" and gather.instance == "fp64" and gather.exact
+    assert gather is not None and gather.kernel.name == "fprop_gather" and gather.instance == "fp32" and gather.exact
     Database([quick, entry("fprop_gather")]).save(own)  # is read again
-    found = lookup(QUESTION, PROBLEM)
+    found = lookup(QUESTION, PROBLEM, packed=True)
     assert found is not None and (found.kernel.name, found.elapsed_ms) == ("fprop_tiled", 1.0)
     assert found.kernel.tunables["TILE_DEPTH"] == 16
-    assert lookup(QUESTION, PROBLEM).kernel is found.kernel, "backends know what they compiled by the object"
-    packing = lookup(QUESTION, PROBLEM, packed=False)
+    assert lookup(QUESTION, PROBLEM, packed=True).kernel is found.kernel, "backends know what they compiled by the object"
+    packing = lookup(QUESTION, PROBLEM)
     assert packing is not None and (packing.kernel.name, packing.elapsed_ms) == ("fprop_gather", 3.0)
     for other in (QUESTION._replace(device="GPU Y"), QUESTION._replace(layout="channels_last"), QUESTION._replace(precision="fp32")):
         assert lookup(other, PROBLEM) is None
@@ -298,7 +298,7 @@ def test_entries_are_plain_json() -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path) -> None:
-    from cupy_convt3d.lab.provenance import backend_named
+    from cupy_convt3d.lab.bench.provenance import backend_named
 
     bench, path = Bench(backend_named("cuda"), budget_ms=1.0), tmp_path / "t.json"
     kernels, problem = {"wgrad_reduce": registry.kernel("wgrad_reduce")}, Problem(2, 16, 16, 16, 3, 2, 1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,7 +65,13 @@ class _View(ctypes.Structure):
 
 
 class Arguments:
-    """The arguments of one launch as `cuLaunchKernel` wants them: an array of pointers to values kept alive here."""
+    """The arguments of one launch as `cuLaunchKernel` wants them: an array of pointers to values kept alive here.
+
+    Attributes:
+        config: what the backend keeps for this launch besides.
+    """
+
+    config: Any = None
 
     def __init__(self, launch: PlannedLaunch, problem: Problem, tensors: Mapping[str, TensorRef]) -> None:
         self.values = [self._value(p, launch, problem, tensors.get(p.name)) for p in launch.parameters]
@@ -94,15 +102,22 @@ class Packed(NamedTuple):
     size: int
 
 
-def launch_in_order(
-    module: Module, steps: Iterable[tuple[PlannedLaunch, Arguments]], workspace: Mapping[str, Packed], stream: int, seed: int
-) -> None:
-    """Launch one after another, each beside what prepares a workspace for it where it waits for that itself."""
-    before: PlannedLaunch | None = None
-    for launch, arguments in steps:
-        prepared = before.prepares if before is not None and launch.beside else None
-        module.launch(launch, arguments, stream, seed, None if prepared is None else workspace[prepared])
-        before = launch
+class Step(NamedTuple):
+    """A launch of a call with its arguments; `beside` names the workspace that the launch before it prepares while this one begins, and
+    says its bytes."""
+
+    launch: PlannedLaunch
+    arguments: Arguments
+    beside: tuple[str, int] | None
+
+
+def in_order(launches: Iterable[tuple[PlannedLaunch, Arguments]], sizes: Mapping[str, int]) -> tuple[Step, ...]:
+    """Return launches that follow one another as the steps of a call; `sizes` are the workspaces' bytes."""
+    steps: list[Step] = []
+    for launch, arguments in launches:
+        prepared = steps[-1].launch.prepares if steps and launch.beside else None
+        steps.append(Step(launch, arguments, None if prepared is None else (prepared, sizes[prepared])))
+    return tuple(steps)
 
 
 class Module(ABC):
@@ -116,6 +131,11 @@ class Module(ABC):
             beside: what the launch right before it in the stream prepares, where this one may begin meanwhile.
         """
 
+    def launch_all(self, steps: Sequence[Step], addresses: Mapping[str, int], stream: int, seed: int) -> None:
+        """Launch one step after another; `addresses` are the workspaces'."""
+        for launch, arguments, beside in steps:
+            self.launch(launch, arguments, stream, seed, None if beside is None else Packed(addresses[beside[0]], beside[1]))
+
     @abstractmethod
     def attributes(self, symbol: str) -> dict[str, int]:
         """Return what the compiler and the driver say of a function: registers, spill_bytes, shared_bytes."""
@@ -128,6 +148,7 @@ class Backend(ABC):
     device_name = "unknown"  # as results and the tuning database name it
     arch: Any = None  # str: the GPU's, such as "sm_90a"
     multiprocessors = HOST_MULTIPROCESSORS
+    reports_faults = False  # before one ends the process: who touched which address
     shared_limit: int | None = None  # bytes of dynamic shared memory that a block may ask for; None: no limit is known
 
     @abstractmethod
@@ -200,21 +221,23 @@ class Prepared:
         itemsize = DTYPES[dtype].accumulate.itemsize
         self.workspace = {name: numel * itemsize for name, numel in plan.workspace.items()}
         refs = {**tensors, **{name: TensorRef(0, (numel,), (1,)) for name, numel in plan.workspace.items()}}
-        launches = [launch for launch in plan.launches if 0 not in launch.grid]
-        self._launches = [(launch, Arguments(launch, problem, refs)) for launch in launches]
-        self.packs = tuple(launch.packs for launch in launches if launch.packs is not None)
+        launches = [(launch, Arguments(launch, problem, refs)) for launch in plan.launches if 0 not in launch.grid]
+        self.packs = tuple(launch.packs for launch, _ in launches if launch.packs is not None)
+        # By the workspaces that are kept from an earlier call.
+        self._steps = {kept: in_order((one for one in launches if one[0].packs not in kept), self.workspace) for kept in ((), self.packs)}
         self._addresses = [
             (parameter.name, value)
-            for launch, arguments in self._launches
+            for launch, arguments in launches
             for parameter, value in zip(launch.parameters, arguments.values, strict=True)
             if parameter.name in refs
         ]
         self._lock = threading.Lock()
+        _all_prepared.add(self)
 
-    def launch(self, addresses: Mapping[str, int], stream: int = 0, seed: int = 0, packed: Container[str] = ()) -> None:
+    def launch(self, addresses: Mapping[str, int], stream: int = 0, seed: int = 0, packed: bool = False) -> None:
         """Launch on `stream` with the address of every tensor and workspace; several threads may call it.
 
-        The launches that fill a workspace named in `packed` are left out.
+        With `packed` all workspaces of `packs` hold what they are filled with, and the launches that do so are left out.
 
         Raises:
             LaunchError: as the backend says.
@@ -222,9 +245,20 @@ class Prepared:
         with self._lock:  # the arguments are shared; a launch has copied them when it returns
             for name, value in self._addresses:
                 value.value = addresses[name]
-            steps = [step for step in self._launches if not packed or step[0].packs not in packed]
-            spaces = {name: Packed(addresses[name], size) for name, size in self.workspace.items()}
-            launch_in_order(self._module, steps, spaces, stream, seed)
+            self._module.launch_all(self._steps[self.packs if packed else ()], addresses, stream, seed)
+
+
+_all_prepared: weakref.WeakSet[Prepared] = weakref.WeakSet()
+
+
+def _unlock_all() -> None:
+    """Give everything prepared a lock of its own in a forked process: the thread that may have held it is not there."""
+    for prepared in list(_all_prepared):
+        prepared._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_all)
 
 
 def run(
@@ -236,7 +270,6 @@ def run(
     allocate: Callable[[str, int], int],
     stream: int = 0,
     seed: int = 0,
-    packed: Mapping[str, TensorRef] | None = None,
 ) -> None:
     """Run a kernel on tensors: plan, compile, and launch on `stream`.
 
@@ -245,15 +278,12 @@ def run(
         allocate: returns the address of that many bytes for the workspace of that name, alive until the launches are done.
         stream: the CUDA stream's handle; the host backend has none.
         seed: not 0: the host backend runs blocks and threads in an order drawn from it.
-        packed: workspaces kept from an earlier call with the same weight and problem; the launches that pack them are left out.
 
     Raises:
         KernelError, CompileError, LaunchError, BackendError: as `Prepared` and its `launch` say.
     """
     prepared = Prepared(backend, kernel, problem, dtype, tensors)
-    packed = packed or {}
-    addresses = {name: ref.pointer for name, ref in {**tensors, **packed}.items()}
+    addresses = {name: ref.pointer for name, ref in tensors.items()}
     for name, size in prepared.workspace.items():
-        if name not in packed:
-            addresses[name] = allocate(name, size) if size else 0
-    prepared.launch(addresses, stream, seed, packed)
+        addresses[name] = allocate(name, size) if size else 0
+    prepared.launch(addresses, stream, seed)

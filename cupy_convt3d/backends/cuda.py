@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import architecture, scratch
 from ..errors import BackendError, LaunchError
 from ..kernel import PlannedLaunch
 from ..source import Instance
-from .base import Arguments, Backend, Module, Packed
+from .base import Arguments, Backend, Module, Packed, Step
 from .dependent import launch_beside
-from .nvrtc import _nvrtc, architecture, compile_cubin, log_attributes
+from .nvrtc import _nvrtc, compile_cubin, log_attributes, version
 
 FLUSH_BYTES = 256 << 20  # several times any L2
 _DEFAULT_SHARED_LIMIT = 48 << 10  # more dynamic shared memory has to be asked for
@@ -37,9 +37,9 @@ class CudaModule(Module):
         cubin, log = compile_cubin(instance, arch)
         self._name = str(instance)
         self._log_attributes = log_attributes(log)
-        self._driver, self._runtime = cupy.cuda.driver, cupy.cuda.runtime
+        self._driver, self._runtime, self._launch_kernel = cupy.cuda.driver, cupy.cuda.runtime, cupy.cuda.driver.launchKernel
         self._device = cupy.cuda.Device(device)
-        with tempfile.TemporaryDirectory() as directory, self._device:
+        with scratch.directory() as directory, self._device:
             path = Path(directory) / "kernel.cubin"
             path.write_bytes(cubin)
             self._module = cupy.RawModule(path=str(path))
@@ -54,23 +54,29 @@ class CudaModule(Module):
         self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int = 0, beside: Packed | None = None
     ) -> None:
         with self._device:
-            for attempt in (1, 2):
-                try:
-                    return self._launch(launch, arguments, stream, beside is not None)
-                except self._driver.CUDADriverError as error:
-                    if attempt == 2 or "INVALID_CONTEXT" not in str(error):
-                        raise LaunchError(f"{self._name}: {launch.symbol} grid {launch.grid} block {launch.block}: {error}") from None
-                    self._runtime.free(0)  # a thread that has not used this GPU yet has no context: now it has
+            self._launch(launch, arguments, stream, beside is not None)
+
+    def launch_all(self, steps: Sequence[Step], addresses: Mapping[str, int], stream: int, seed: int) -> None:
+        with self._device:  # once for all
+            for launch, arguments, beside in steps:
+                self._launch(launch, arguments, stream, beside is not None)
 
     def _launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, beside: bool) -> None:
-        if launch.shared_bytes > self._shared_limits[launch.symbol]:
-            self._functions[launch.symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
-            self._shared_limits[launch.symbol] = launch.shared_bytes
-        if beside and not self._runtime.streamIsCapturing(stream):  # graphs take such launches from CUDA 12.3 on
-            return launch_beside(self._pointers[launch.symbol], launch, stream, arguments.address)
-        self._driver.launchKernel(
-            self._pointers[launch.symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
-        )
+        symbol = launch.symbol
+        for attempt in (1, 2):
+            try:
+                if launch.shared_bytes > self._shared_limits[symbol]:
+                    self._functions[symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
+                    self._shared_limits[symbol] = launch.shared_bytes
+                if beside and not self._runtime.streamIsCapturing(stream):  # graphs take such launches from CUDA 12.3 on
+                    return launch_beside(self._pointers[symbol], launch, stream, arguments)
+                return self._launch_kernel(
+                    self._pointers[symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
+                )
+            except self._driver.CUDADriverError as error:
+                if attempt == 2 or "INVALID_CONTEXT" not in str(error):
+                    raise LaunchError(f"{self._name}: {symbol} grid {launch.grid} block {launch.block}: {error}") from None
+                self._runtime.free(0)  # a thread that has not used this GPU yet has no context: now it has
 
     def attributes(self, symbol: str) -> dict[str, int]:
         function = self._functions[symbol]
@@ -104,7 +110,7 @@ class CudaBackend(Backend):
         self.device = cupy.cuda.Device().id if device is None else device
         properties = cupy.cuda.runtime.getDeviceProperties(self.device)
         self.device_name = properties["name"].decode()
-        self.arch = architecture(properties["major"], properties["minor"])
+        self.arch = architecture.of_device(properties["major"], properties["minor"])
         self._modules: dict[Instance, CudaModule] = {}
         self.multiprocessors = properties["multiProcessorCount"]
         self.shared_limit = properties["sharedMemPerBlockOptin"]
@@ -131,7 +137,7 @@ class CudaBackend(Backend):
             "architecture": self.arch,
             "driver": dotted(runtime.driverGetVersion()),
             "runtime": dotted(runtime.runtimeGetVersion()),
-            "nvrtc": ".".join(map(str, _nvrtc().getVersion())),
+            "nvrtc": version(),
             "cupy": self._cupy.__version__,
         }
 

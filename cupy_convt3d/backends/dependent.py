@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import LaunchError
 from ..kernel import PlannedLaunch
+from .base import Arguments
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
@@ -42,12 +43,15 @@ def _launch_kernel() -> Any:
     return function
 
 
-def launch_beside(function: int, launch: PlannedLaunch, stream: int, arguments: int) -> None:
+def launch_beside(function: int, launch: PlannedLaunch, stream: int, arguments: Arguments) -> None:
     """Launch a function that may begin as soon as all blocks of the launch before it allow it, or have ended.
 
     Raises:
         LaunchError: the driver's code.
     """
-    config = _Config(launch.grid, launch.block, launch.shared_bytes, stream, ctypes.pointer(_ATTRIBUTE), 1)
-    if code := _launch_kernel()(config, function, arguments, None):
+    config = arguments.config
+    if config is None:  # the arguments of one launch: who sets them holds a lock
+        config = arguments.config = _Config(launch.grid, launch.block, launch.shared_bytes, stream, ctypes.pointer(_ATTRIBUTE), 1)
+    config.stream = stream
+    if code := _launch_kernel()(config, function, arguments.address, None):
         raise LaunchError(f"{launch.symbol} grid {launch.grid} block {launch.block}: cuLaunchKernelEx failed with CUDA error {code}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import contextlib
 import ctypes
 import hashlib
@@ -11,6 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,11 +21,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from .. import cache
-from ..errors import BackendError, CompileError, LaunchError
-from ..kernel import PlannedLaunch
-from ..source import Instance, header_digest, include_directory, numbered
+from .. import cache, scratch
+from ..errors import BackendError, CompileError, LaunchError, shown
+from ..includes import headers, tree
+from ..kernel import PlannedLaunch, without_comments
+from ..source import Instance, headers_of, include_directory, shown_places
+from . import refusals
 from .base import Arguments, Backend, Module, Packed
+from .host_compiler import run_compiler
 from .host_source import host_unit
 
 # --sanitize NAME: compiler flags, the runtime to preload into Python, and the options that make it stop and say so.
@@ -33,7 +38,9 @@ SANITIZERS = {
     "thread": (("-fsanitize=thread", "-O1"), "libtsan.so"),
 }
 _FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
+_TRAPS = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")  # without a sanitizer's runtime: SIGILL
 _UNOPTIMIZED = ("-O0", "-g0")  # come after the others and win
+_ANY_KERNEL = '#include "convt3d/host/runtime.h"\n'
 # What the kernel's own code calls is optimized all the same, and once: products of the tensor cores take longest. (clang ignores it.)
 _EVERY_KERNELS = """\
 #pragma GCC push_options
@@ -45,6 +52,8 @@ _EVERY_KERNELS = """\
 #include "convt3d.cuh"
 """
 _LOCK = threading.Lock()  # ctypes releases the GIL, and the fiber runtime has one launch at a time
+if hasattr(os, "register_at_fork"):  # a fork waits for another thread's launch: its half could never be ended in the child
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 _MOST_MODULES = 24  # that a backend keeps: a kernel of 1024 threads has 2048 of the 65530 mappings that Linux lets a process have
 
 
@@ -69,12 +78,19 @@ def _compiler_version(path: str) -> str:
     return subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()[0]
 
 
+def check_sanitizer(name: object) -> None:
+    """Raise BackendError unless `name` is None or that of a sanitizer."""
+    if name is not None and (not isinstance(name, str) or name not in SANITIZERS):
+        raise BackendError(f"sanitize={shown(name)}: must be None or one of {', '.join(SANITIZERS)}")
+
+
 def sanitizer_environment(sanitizer: str) -> dict[str, str]:
     """Return the environment variables with which a Python process can load kernels built under a sanitizer.
 
     Raises:
-        BackendError: the compiler has no such runtime.
+        BackendError: there is no such sanitizer, or the compiler has no runtime of it.
     """
+    check_sanitizer(sanitizer)
     library = SANITIZERS[sanitizer][1]
     path = subprocess.run([compiler(), f"-print-file-name={library}"], capture_output=True, text=True, check=False).stdout.strip()
     if not os.path.isabs(path):
@@ -87,6 +103,20 @@ def sanitizer_environment(sanitizer: str) -> dict[str, str]:
     }
 
 
+def _run_compiler(instance: Instance, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the compiler on an instance's unit in a folder of its own: what lies in the current one is no part of a kernel."""
+    with scratch.directory() as folder, tree(include_directory(), instance.kernel.overlay) as own:
+        unit = host_unit(instance, instance.kernel.launches, Path(folder))
+        defines = [f"-D{define}" for define in instance.defines]
+        places = f"-fdebug-prefix-map={folder}={os.getcwd()}"  # sanitizers complete a relative path
+        command = [compiler(), *arguments, *defines, *_include_flags(own), places, "-x", "c++", "-"]
+        return run_compiler(command, unit, str(instance), Path(folder))
+
+
+def _include_flags(own: Path) -> list[str]:
+    return [f"-I{own}", f"-I{own / 'convt3d/host/shim'}"]
+
+
 def compile_unit(instance: Instance, output: Path, more_flags: Sequence[str] = ()) -> None:
     """Compile an instance to a shared library.
 
@@ -94,38 +124,32 @@ def compile_unit(instance: Instance, output: Path, more_flags: Sequence[str] = (
         CompileError: the compiler refused it.
         BackendError: there is no compiler.
     """
-    path = compiler()
-    flags = (*_FLAGS, *more_flags, *(f"-D{define}" for define in instance.defines))
-    includes = [f"-I{include_directory()}", f"-I{include_directory() / 'convt3d/host/shim'}"]
-    command = [path, *flags, *includes, "-x", "c++", "-", "-o", str(output)]
-    unit = host_unit(instance, instance.kernel.launches)
-    done = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
+    # Whatever is declared and defined nowhere is the linker's error; a sanitizer's own functions come with its runtime.
+    strict = [] if sys.platform != "linux" or any("-fsanitize" in flag for flag in set(more_flags).difference(_TRAPS)) else ["-Wl,-z,defs"]
+    done = _run_compiler(instance, *_FLAGS, *more_flags, *strict, "-o", str(output.absolute()))
     if done.returncode != 0:
-        raise _compile_error(instance, path, done.stderr)
+        raise _compile_error(instance, done.stderr)
 
 
-def compiled_lines(instance: Instance) -> set[int]:
-    """Return the numbers of the source's lines of which something is left after the preprocessor.
+def compiled_places(instance: Instance) -> set[tuple[str, int]]:
+    """Return the lines of which something is left after the preprocessor: file and number.
+
+    The file is "" for the kernel's source, a header's name among the package's, or the path of one of the kernel's own.
 
     Raises:
         CompileError: the preprocessor refused it.
     """
-    path = compiler()
-    flags = ("-std=c++17", "-E", *(f"-D{define}" for define in instance.defines))
-    includes = [f"-I{include_directory()}", f"-I{include_directory() / 'convt3d/host/shim'}"]
-    unit = host_unit(instance, instance.kernel.launches)
-    done = subprocess.run([path, *flags, *includes, "-x", "c++", "-"], input=unit, capture_output=True, text=True, check=False)
+    done = _run_compiler(instance, "-std=c++17", "-E")
     if done.returncode != 0:
-        raise _compile_error(instance, path, done.stderr)
-    found, number, inside = set(), 0, False
-    for line in done.stdout.splitlines():
-        if marker := re.match(r'# (\d+) "(.*)"', line):
-            number, inside = int(marker[1]), marker[2] == instance.file_name
-            continue
-        if inside and line.strip():
-            found.add(number)
-        number += 1
-    return found
+        raise _compile_error(instance, done.stderr)
+    lines = [(place, text) for place, text in refusals.preprocessed(done.stdout) if text.strip()]
+    package = {f"/{name}": name for name in headers_of(instance.kernel, host=True)}
+
+    def known(file: str) -> str:
+        return "" if file == instance.file_name else next((name for end, name in package.items() if file.endswith(end)), file)
+
+    names = {file: known(file) for (file, _), _ in lines}
+    return {(names[file], number) for (file, number), _ in lines}
 
 
 def _release(library: ctypes.CDLL) -> None:
@@ -140,16 +164,29 @@ def _release(library: ctypes.CDLL) -> None:
 class HostModule(Module):
     """A loaded library; its launches run to the end before they return. With the module go the stacks of its threads."""
 
-    def __init__(self, path: Path, instance: Instance, sanitizer: str | None) -> None:
+    def __init__(self, path: Path, instance: Instance, sanitizer: str | None, reports_faults: bool = False) -> None:
         self._name = str(instance)
-        self._sanitizer = sanitizer
-        self._library = ctypes.CDLL(str(path))
+        self._sanitizer, self._reports_faults = sanitizer, reports_faults
+        try:
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise _load_error(instance, error) from None
+        try:
+            self._bind(instance)
+        except AttributeError:
+            _ctypes.dlclose(self._library._handle)  # else the loader gives the same one for whatever comes to lie at its path
+            raise
+        weakref.finalize(self, _release, self._library).atexit = False
+
+    def _bind(self, instance: Instance) -> None:
+        """Find the library's functions; AttributeError if it has them not."""
         self._library.convt3d_message.restype = ctypes.c_char_p
         self._library.convt3d_argument_sizes.restype = ctypes.c_size_t
         self._library.convt3d_static_shared_bytes.restype = ctypes.c_size_t
-        weakref.finalize(self, _release, self._library).atexit = False
         self._launch = self._library.convt3d_launch
         self._launch.argtypes = (ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, *[ctypes.c_uint64] * 3)
+        if instance.kernel.specialize:
+            self._specialize = self._library.convt3d_specialize
         if instance.kernel.waits_for_packing:
             self._hold_back = self._library.convt3d_hold_back
             self._hold_back.argtypes, self._hold_back.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_size_t
@@ -185,9 +222,12 @@ class HostModule(Module):
         grid, block = (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block)
         with _LOCK:
             number, shared = self._numbers[launch.symbol], launch.shared_bytes
+            if self._reports_faults:
+                self._library.convt3d_report_faults()  # anew: another library reports its own threads
+            if launch.specialized:
+                self._specialize((ctypes.c_int * len(launch.specialized))(*launch.specialized))
             if beside is not None:  # what is prepared is held back until the kernel waits for it
                 packed = ctypes.create_string_buffer(ctypes.string_at(beside.address, beside.size), beside.size)
-                ctypes.memset(beside.address, 0xFF, beside.size)  # NaN in every float type
                 self._hold_back(beside.address, packed, beside.size // 4)
             failed = self._launch(number, grid, block, shared, arguments.address, seed, first_block, count)
             left = self._hold_back(None, None, 0) if beside is not None else 0
@@ -206,25 +246,38 @@ class HostBackend(Backend):
     Args:
         sanitizer: None, "address" (with "undefined"), "undefined" or "thread"; such kernels load only into a process that was
             started with `sanitizer_environment`.
-        optimize: False: compile in a fraction of the time, against precompiled headers, for examples so small that a compile
-            takes longer than they do.
+        optimize: False: compile in a fraction of the time, for examples so small that a compile takes longer than they do.
     """
 
     name = "host"
 
     def __init__(self, sanitizer: str | None = None, optimize: bool = True) -> None:
-        if sanitizer is not None and sanitizer not in SANITIZERS:
-            raise BackendError(f"sanitize={sanitizer!r}: must be one of {', '.join(SANITIZERS)}")
+        check_sanitizer(sanitizer)
         self.sanitizer, self.optimize = sanitizer, optimize
         self.device_name = _processor()
         self._modules: dict[Instance, HostModule] = {}
 
     def compile(self, instance: Instance) -> HostModule:
-        known = self._modules.pop(instance, None) or HostModule(self.library(instance), instance, self.sanitizer)
+        known = self._modules.pop(instance, None) or self._loaded(instance)
         self._modules[instance] = known  # the newest comes last
         if len(self._modules) > _MOST_MODULES:
             del self._modules[next(iter(self._modules))]
         return known
+
+    def _loaded(self, instance: Instance) -> HostModule:
+        path = self.library(instance)
+        try:
+            return HostModule(path, instance, self.sanitizer, self.reports_faults)
+        except (OSError, AttributeError) as error:  # whole, yet no library of ours
+            cache.ignore(path, f"is no library of a kernel ({error})")
+        path = self.library(instance)
+        try:
+            return HostModule(path, instance, self.sanitizer, self.reports_faults)
+        except (OSError, AttributeError) as error:
+            raise BackendError(
+                f"{instance}: its library {str(path)!r} cannot be loaded ({error}); set {cache.VARIABLE} to a directory that programs may "
+                "be run from"
+            ) from None
 
     def build(self, instance: Instance) -> None:
         self.library(instance)
@@ -232,16 +285,22 @@ class HostBackend(Backend):
     def library(self, instance: Instance) -> Path:
         """Return the path of the compiled library, from the cache where it is there and whole."""
         path = compiler()
-        sanitize = SANITIZERS[self.sanitizer][0] if self.sanitizer else ()
+        sanitize = SANITIZERS[self.sanitizer][0] if self.sanitizer else _TRAPS
         sanitize = sanitize if self.optimize else (*sanitize, *_UNOPTIMIZED)
         flags = (*_FLAGS, *sanitize)
-        name = f"{instance.kernel.name}-{instance.key('host', path, _compiler_version(path), *flags)}.so"
-        if cache.load(name) is not None:
-            return cache.cache_directory() / name
-        with tempfile.TemporaryDirectory() as directory:
+        prelude = _ANY_KERNEL if self.optimize else _EVERY_KERNELS
+        name = f"{instance.kernel.name}-{instance.key('host', path, _compiler_version(path), *flags, prelude=prelude)}.so"
+        if (found := cache.find(name)) is not None:
+            return found
+        with cache.making(name), scratch.directory() as directory:
+            if (found := cache.find(name)) is not None:  # another process has made it meanwhile
+                return found
             output = Path(directory) / "kernel.so"
-            more = sanitize if self.optimize else (*sanitize, "-include", str(_precompiled(instance.dtype, flags)))
-            compile_unit(instance, output, more)
+            header = _precompiled(instance, flags, prelude)
+            if header is None:
+                header = Path(directory) / "all.h"
+                header.write_text(prelude)
+            compile_unit(instance, output, (*sanitize, "-include", str(header)))
             return cache.store(name, output.read_bytes())
 
     def capabilities(self) -> dict[str, str]:
@@ -266,24 +325,36 @@ class HostBackend(Backend):
         return elapsed_ms
 
 
-def _precompiled(dtype: str, flags: Sequence[str]) -> Path:
-    """Return a header with all that every kernel includes; the compiler finds its precompiled form beside it."""
-    path, digest = compiler(), header_digest()
-    define = f"-DCONVT3D_{dtype.upper()}"
-    key = hashlib.sha256("\0".join((path, _compiler_version(path), digest, define, _EVERY_KERNELS, *flags)).encode()).hexdigest()[:32]
-    folder = cache.cache_directory() / f"headers-{key}"
+def _precompiled(instance: Instance, flags: Sequence[str], text: str) -> Path | None:
+    """Return a header with what every kernel includes; the compiler finds its precompiled form beside it.
+
+    None: there is no room, or the kernel has other headers than the rest.
+    """
+    path, define = compiler(), () if text == _ANY_KERNEL else (f"-DCONVT3D_{instance.dtype.upper()}",)
+    included = headers([text], include_directory(), {}, host=True)
+    if included.keys() & instance.kernel.overlay.keys():
+        return None
+    files = (part for name_and_text in included.items() for part in name_and_text)
+    parts = (path, _compiler_version(path), *files, *define, text, *flags)
+    key = hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
+    folder = cache.cache_directory().absolute() / f"headers-{key}"
     header = folder / "all.h"
-    if not header.exists():
-        includes = [f"-I{include_directory()}", f"-I{include_directory() / 'convt3d/host/shim'}"]
-        with tempfile.TemporaryDirectory(dir=cache.cache_directory()) as temporary:
-            draft = Path(temporary) / "all.h"
-            draft.write_text(_EVERY_KERNELS)
-            command = [path, *flags, define, *includes, "-x", "c++-header", str(draft), "-o", f"{draft}.gch"]
-            subprocess.run(command, capture_output=True, check=False)  # without it the header itself is taken
-            with contextlib.suppress(OSError):  # somebody else was first
+    with cache.making(folder.name):
+        if not header.exists():
+            begun = f".new-{folder.name}-"
+            for killed in folder.parent.glob(f"{begun}*"):  # whoever has the lock is the only one
+                shutil.rmtree(killed, ignore_errors=True)
+            with contextlib.suppress(OSError), tempfile.TemporaryDirectory(
+                dir=folder.parent, prefix=begun, ignore_cleanup_errors=True
+            ) as temporary:
+                draft = Path(temporary) / "all.h"
+                draft.write_text(text)
+                more = [*define, *_include_flags(include_directory())]
+                command = [path, *flags, *more, "-x", "c++-header", str(draft), "-o", f"{draft}.gch"]
+                run_compiler(command, what="the headers that every kernel includes")  # without it the header itself is taken
                 os.rename(temporary, folder)
                 os.mkdir(temporary)
-    return header
+    return header if header.exists() else None
 
 
 @lru_cache(maxsize=1)
@@ -297,7 +368,39 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _compile_error(instance: Instance, path: str, log: str) -> CompileError:
-    prefix = f"{instance.file_name}:"
-    lines = [int(n) for line in log.splitlines() if line.startswith(prefix) and (n := line[len(prefix) :].split(":")[0]).isdigit()]
-    return CompileError(f"{instance}: {path} refused it\n{numbered(instance.kernel.source, lines[:5])}\n{log.strip()[:8000]}")
+def _compile_error(instance: Instance, log: str) -> CompileError:
+    """Return the error for a compiler's log: one sentence where the host lacks what the kernel asks for, else the compiler's words."""
+    files = set(instance.texts)
+    found = refusals.from_log(log, instance.kernel.path is not None)
+    if found is None or found[0][0] not in files:
+        found = refusals.from_lines(refusals.preprocessed(_run_compiler(instance, "-std=c++17", "-E").stdout), files) or found
+    found = found or _undefined(instance, log)
+    if found is not None:
+        place, why = found
+        return CompileError(f"{instance}: {place[0]}:{place[1]}: {why}\n{shown_places(instance, [place])}")
+    places = [(m["file"], int(m["line"])) for m in re.finditer(r"^(?P<file>[^:\n]+):(?P<line>\d+):", log, re.MULTILINE)]
+    return CompileError(f"{instance}: {compiler()} refused it\n{shown_places(instance, places)}\n{log.strip()[:8000]}")
+
+
+def _undefined(instance: Instance, log: str) -> tuple[tuple[str, int], str] | None:
+    """Return the place and the sentence for a function that is declared and called but defined nowhere."""
+    name = refusals.undefined_name(log)
+    if name is None:
+        return None
+    word = re.compile(rf"\b{re.escape(name.rpartition('::')[2])}\b")
+    texts = instance.texts
+    lines = ((file, number, line) for file, text in texts.items() for number, line in enumerate(without_comments(text).splitlines(), 1))
+    place = next(((file, number) for file, number, line in lines if word.search(line)), (instance.file_name, 1))
+    return place, f"{name} is declared but defined nowhere that the host has"
+
+
+def _load_error(instance: Instance, error: OSError) -> CompileError | OSError:
+    """Return the error for a function that is defined nowhere, by which the library cannot be loaded; else what the loader says."""
+    name = refusals.undefined_name(str(error))
+    if name is not None and shutil.which("c++filt"):
+        plain = subprocess.run(["c++filt", name], capture_output=True, text=True, check=False).stdout.strip()
+        name = plain.partition("(")[0] or name
+    found = _undefined(instance, f"undefined symbol: {name}") if name is not None else None
+    if found is None:
+        return error
+    return CompileError(f"{instance}: {found[0][0]}:{found[0][1]}: {found[1]}\n{shown_places(instance, [found[0]])}")

@@ -1,8 +1,14 @@
-"""The one rewriting a kernel needs to be C++: `__shared__` declarations become references into the block's arena."""
+"""What is rewritten of a kernel so that it is C++ and can be checked.
+
+`__shared__` declarations become references into the block's arena, and `SPECIALIZED(macro, value)` has the number that the launch gives
+the macro.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from ..errors import KernelError
 from ..kernel import Launch, split_top_level, without_comments
@@ -14,6 +20,8 @@ _SHARED = re.compile(
     r"\b__shared__\b(?P<rest>[^;{}]*(?:\{[^{}]*\}[^;{}]*)?);"
 )
 _QUALIFIER = re.compile(r"\b(?:extern|static|volatile|__align__\s*\([^)]*\)|alignas\s*\([^)]*\))")
+_SPECIALIZED = re.compile(r"\bSPECIALIZED\s*\(")
+_NUMBER = "convt3d_number_"  # and the macro's name: the variable that holds its number
 _DECLARATOR = re.compile(r"\s*(?P<name>\w+)\s*(?P<dimensions>(?:\[[^\]]*\]\s*)*)$", re.DOTALL)
 
 
@@ -54,11 +62,75 @@ def _macro(match: re.Match[str], where: str) -> str:
     return " ".join(macros)
 
 
-def host_unit(instance: Instance, launches: tuple[Launch, ...]) -> str:
-    """Return the C++ the host compiler gets: runtime, the kernel's own source under its own name, and its entry points."""
+def rewrite_specialized(source: str, macros: Collection[str], file_name: str) -> str:
+    """Return the source with each `SPECIALIZED(macro, value)` in which one of `macros` stands replaced, lines kept.
+
+    Where the value is a literal, a choice between two ways, the macro's number takes its place; else the two are compared.
+
+    Raises:
+        KernelError: it has not two arguments.
+    """
+    if not macros:
+        return source
+    word = re.compile(rf"\b({'|'.join(map(re.escape, macros))})\b")
+    blanked = without_comments(source)
+    pieces, end = [], 0
+    for match in _SPECIALIZED.finditer(blanked):
+        close, commas = _arguments(blanked, match.end())
+        if len(commas) != 1:
+            line = blanked.count("\n", 0, match.start()) + 1
+            raise KernelError(f"{file_name}:{line}: SPECIALIZED takes a macro and its value, was given {len(commas) + 1} arguments")
+        macro, value = blanked[match.end() : commas[0]].strip(), blanked[commas[0] + 1 : close].strip()
+        number, found = word.subn(rf"{_NUMBER}\1", macro)
+        if not found:
+            continue
+        literal = re.fullmatch(r"true|false|\d+", value)
+        text = f"({number})" if literal else f'convt3d_host::specialized({number}, {value}, "{macro}", __FILE__, __LINE__)'
+        pieces += [source[end : match.start()], text, "\n" * (blanked.count("\n", match.start(), close) - text.count("\n"))]
+        end = close + 1
+    return "".join(pieces) + source[end:]
+
+
+def _arguments(text: str, start: int) -> tuple[int, list[int]]:
+    """Return where a macro's arguments end, from behind its parenthesis on, and the commas between them."""
+    depth = 1
+    commas: list[int] = []
+    for place in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[place], 0)
+        if depth == 0:
+            return place, commas
+        if depth == 1 and text[place] == ",":
+            commas.append(place)
+    return len(text), commas
+
+
+def _numbers(macros: Sequence[str]) -> str:
+    """Return the variables that hold the macros' numbers, and the function by which a launch sets them."""
+    if not macros:
+        return ""
+    variables = ", ".join(_NUMBER + macro for macro in macros)
+    taken = " ".join(f"{_NUMBER}{macro} = numbers[{place}];" for place, macro in enumerate(macros))
+    return f"static int {variables};\nCONVT3D_EXPORTED CONVT3D_RUNTIME void convt3d_specialize(const int* numbers) {{ {taken} }}\n"
+
+
+def host_unit(instance: Instance, launches: tuple[Launch, ...], folder: Path) -> str:
+    """Return the C++ the host compiler gets: runtime, the kernel's own source under its own name, and its entry points.
+
+    The kernel's own headers are rewritten as its source is, into `folder`, and say where they came from.
+    """
+    kernel = instance.kernel
+    macros = tuple(kernel.specialize)
+    copies = {header: folder / f"{number}_{header.name}" for number, header in enumerate(kernel.headers)}
+
+    def rewritten(text: str, file: Path, name: str) -> str:
+        text = kernel.including(text, file, lambda header: str(copies[header]))
+        return f'#line 1 "{name}"\n{rewrite_specialized(rewrite_shared(text, name), macros, name)}\n'
+
+    for header, copy in copies.items():
+        text = kernel.headers[header]
+        copy.write_text(rewritten(text, header, str(header)), encoding="utf-8")
     entries = ", ".join(f"CONVT3D_HOST_KERNEL({launch.symbol})" for launch in launches)
-    body = rewrite_shared(instance.kernel.source, instance.file_name)
     return (
-        f'#include "convt3d/host/runtime.h"\n#line 1 "{instance.file_name}"\n{body}\n'
+        f'#include "convt3d/host/runtime.h"\n{_numbers(macros)}{rewritten(kernel.source, kernel.path or Path(), instance.file_name)}'
         f'#line 1 "<host backend>"\nCONVT3D_HOST_KERNELS({entries})\n'
     )

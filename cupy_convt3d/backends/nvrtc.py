@@ -1,16 +1,25 @@
-"""NVRTC: an instance and an architecture become a cubin, with no GPU needed, cached with what the compiler said of it."""
+"""NVRTC: an instance and an architecture become machine code, with no GPU needed, cached with what the compiler said of it."""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from functools import lru_cache
 from pathlib import Path
 
-from .. import cache
-from ..errors import BackendError, CompileError
-from ..kernel import without_comments
-from ..source import Instance, include_directory, numbered
+from .. import architecture, cache, scratch
+from ..errors import BackendError, CompileError, printable
+from ..includes import tree
+from ..kernel import Kernel, without_comments
+from ..limits import share_of_memory
+from ..source import Instance, include_directory, shown_places
+from .host_compiler import run_compiler
+from .refusals import missing_header
 
 _ENTRY = re.compile(r"Compiling entry function '(?P<symbol>\w+)'(?P<body>.*?)(?=Compiling entry function|\Z)", re.DOTALL)
+_MISSING = re.compile(r'^(?P<file>.+?)\((?P<line>\d+)\): catastrophic error: cannot open source file "(?P<name>.+?)"', re.MULTILINE)
+_CUDAS_OWN = re.compile(r"cuda|cooperative_groups|crt/|mma\.h|cuComplex\.h|(?:device|vector|texture|surface|driver|host|sm_)\w*\.h")
 _NUMBERS = {
     "registers": re.compile(r"Used (\d+) registers"),
     "stack_bytes": re.compile(r"(\d+) bytes stack frame"),
@@ -32,19 +41,67 @@ def _nvrtc():  # type: ignore[no-untyped-def]  # CuPy has no type information
     return nvrtc
 
 
-def architecture(major: int, minor: int) -> str:
-    """Return the target for a compute capability; Hopper gets sm_90a, which wgmma needs."""
-    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+def version() -> str:
+    """Return NVRTC's version, such as "12.9".
+
+    Raises:
+        BackendError: CuPy or NVRTC is missing.
+    """
+    return ".".join(map(str, _nvrtc().getVersion()))
 
 
-def _cuda_includes() -> list[str]:
-    """CUDA's own headers where they are installed, for kernels that include cuda_fp16.h and the like."""
+def target(kernel: Kernel, arch: str) -> str:
+    """Return what a kernel is compiled for to run on `arch`: that, or PTX for a GPU that this NVRTC is too old to know.
+
+    The PTX is for the newest architecture before it that NVRTC knows and the kernel is for; the driver makes machine code of it.
+
+    Raises:
+        BackendError: there is no such architecture; says what to install.
+    """
+    known, number = _nvrtc().getSupportedArchs(), architecture.capability(arch)
+    if number in known:
+        return arch
+    older = [n for n in known if n < number and kernel.why_not_on(f"sm_{n}") is None]
+    if not older:
+        raise BackendError(
+            f"{kernel.name} is for {architecture.described(kernel.architectures)}, and NVRTC {version()}, which knows sm_{min(known)} to "
+            f"sm_{max(known)}, cannot compile it for this GPU, {arch}: install a CUDA toolkit, or nvidia-cuda-nvrtc, that knows {arch}"
+        )
+    return f"compute_{max(older)}"
+
+
+@lru_cache(maxsize=1)
+def cuda_headers() -> Path | None:
+    """Return the folder of CUDA's own headers (cuda_fp16.h, cooperative_groups.h, ...) that fit NVRTC, None where there are none.
+
+    They come with the CUDA toolkit and with the package nvidia-cuda-runtime; those of another major version do not compile.
+    """
     import cupy
+    from cuda.pathfinder import find_nvidia_header_directory  # type: ignore[import-untyped]
 
     root = cupy.cuda.get_cuda_path()
     folders = [Path(root) / "include"] if root else []
     folders += sorted(Path(cupy.__file__).parent.parent.glob("nvidia/*/include"))
-    return [f"-I{folder}" for folder in folders if (folder / "cuda_fp16.h").is_file()]
+    folders += [Path(found)] if (found := find_nvidia_header_directory("cudart")) else []
+    return next((folder for folder in folders if _major_version(folder) == _nvrtc().getVersion()[0]), None)
+
+
+def _major_version(headers: Path) -> int | None:
+    try:
+        found = re.search(r"#define CUDART_VERSION\s+(\d+)", (headers / "cuda_runtime_api.h").read_text(errors="replace"))
+    except OSError:
+        return None
+    return int(found[1]) // 1000 if found else None
+
+
+def _system_includes(own: Path) -> tuple[str, ...]:
+    """CUDA's own headers where they are, the cuda::std library that CuPy brings, and stand-ins for the standard ones NVRTC lacks."""
+    import cupy
+
+    headers = cuda_headers()
+    folders = [headers, headers / "cccl"] if headers else []
+    folders += [Path(cupy.__file__).parent / "_core/include/cupy/_cccl/libcudacxx", own / "convt3d/standard"]
+    return tuple(f"-I{folder}" for folder in folders if folder.is_dir())
 
 
 def device_source(instance: Instance) -> str:
@@ -54,19 +111,33 @@ def device_source(instance: Instance) -> str:
         if not re.search(r'\bextern\s*("C"|   )\s*$', blanked[: match.start()]):
             pieces += [source[end : match.start()], 'extern "C" ']
             end = match.start()
-    return "".join(pieces) + source[end:]
+    return instance.kernel.including("".join(pieces) + source[end:], instance.kernel.path or Path(), str)
 
 
-def compiler_options(instance: Instance, arch: str) -> tuple[str, ...]:
-    """Return what NVRTC is told; `arch` is "sm_..." for a cubin, "compute_..." for PTX."""
+def _own_headers(instance: Instance) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the texts of the kernel's own headers and the names by which they are included: their whole paths."""
+    kernel = instance.kernel
+    texts = (kernel.including(text, path, str) for path, text in kernel.headers.items())
+    return tuple(texts), tuple(str(path) for path in kernel.headers)
+
+
+def compiler_options(instance: Instance, arch: str, own: Path | None = None) -> tuple[str, ...]:
+    """Return what NVRTC is told.
+
+    Args:
+        instance: what is compiled.
+        arch: "sm_..." for a cubin, "compute_..." for PTX.
+        own: where the package's headers are; None: in the package.
+    """
+    own = own or include_directory()
     return (
         f"-arch={arch}",
         "--std=c++17",
         "--device-as-default-execution-space",  # lambdas and helpers need no __device__
         "--ptxas-options=-v",
         "--generate-line-info",
-        f"-I{include_directory()}",
-        *_cuda_includes(),
+        f"-I{own}",
+        *_system_includes(own),
         *(["--no-cache"] if _nvrtc().getVersion() >= (12, 9) else []),  # what its own cache gives back comes without the log
         *(f"-D{define}" for define in instance.defines),
     )
@@ -75,29 +146,83 @@ def compiler_options(instance: Instance, arch: str) -> tuple[str, ...]:
 def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     """Return the cubin of an instance for `arch` (such as "sm_90a") and the compiler's log; no GPU is needed.
 
+    Where NVRTC is too old to know `arch` it is PTX, which the driver takes as well, and the log tells nothing of registers.
+
     Raises:
-        BackendError: CuPy or NVRTC is missing.
+        BackendError: CuPy or NVRTC is missing, or cannot compile for that GPU (`target`).
         CompileError: NVRTC refused the source; the message holds the numbered lines and NVRTC's own words.
     """
-    nvrtc = _nvrtc()
-    options = compiler_options(instance, arch)
-    version = ".".join(map(str, nvrtc.getVersion()))
-    name = f"{instance.kernel.name}-{arch}-{instance.key('cuda', version, *options)}"
-    cubin, log = cache.load(f"{name}.cubin"), cache.load(f"{name}.log")
-    if cubin is not None and log is not None:
-        return cubin, log.decode()
-    program = nvrtc.createProgram(device_source(instance), instance.file_name, (), ())
+    compiled_for = target(instance.kernel, arch)
+    options = compiler_options(instance, compiled_for)
+    name = f"{instance.kernel.name}-{compiled_for}-{instance.key('cuda', version(), *options)}"
+    is_cubin = compiled_for.startswith("sm_")
+    if (found := _cached(name, is_cubin)) is not None:
+        return found
+    with cache.making(f"{name}.cubin"):  # another process may have made it meanwhile
+        return _cached(name, is_cubin) or _compile(instance, arch, name, compiled_for)
+
+
+def _cached(name: str, is_cubin: bool) -> tuple[bytes, str] | None:
+    cubin, log = cache.load(f"{name}.cubin", begins=b"\x7fELF" if is_cubin else b""), cache.load(f"{name}.log")
+    return None if cubin is None or log is None else (cubin, log.decode(errors="replace"))
+
+
+def _compile(instance: Instance, arch: str, name: str, compiled_for: str) -> tuple[bytes, str]:
+    code, log = _in_child(instance, arch, compiled_for)
+    if code is None:
+        raise _compile_error(instance, arch, log)
+    cache.store(f"{name}.cubin", code)
+    cache.store(f"{name}.log", log.encode())
+    return code, log
+
+
+def _in_child(instance: Instance, arch: str, compiled_for: str) -> tuple[bytes | None, str]:
+    """Return what NVRTC makes of an instance, None where it refuses it, and its log; a process of its own has limits and no CuPy.
+
+    Raises:
+        CompileError: it ended without a word, or was ended.
+    """
+    with scratch.directory() as folder, tree(include_directory(), instance.kernel.overlay) as own:
+        texts, names = _own_headers(instance)
+        told = {
+            "source": device_source(instance),
+            "name": instance.file_name,
+            "headers": texts,
+            "names": names,
+            "options": compiler_options(instance, compiled_for, own),
+            "cubin": compiled_for.startswith("sm_"),
+        }
+        command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("nvrtc_child.py")), _library(), folder]
+        done = run_compiler(command, json.dumps(told), f"{instance} for {arch}: NVRTC")
+        log, code = (path.read_bytes() if (path := Path(folder) / file).exists() else None for file in ("log", "code"))
+    text = (log or b"").decode(errors="replace").replace("\0", "")
+    if log is None or (done.returncode == 0) != (code is not None):
+        said = printable(done.stderr.strip()[-1000:], 1000)
+        raise CompileError(
+            f"{instance} for {arch}: NVRTC ended without a result (exit code {done.returncode}, {said or 'no message'}); it may use "
+            f"{share_of_memory() >> 20} MiB of memory"
+        )
+    code = code.rstrip(b"\0") if code is not None and not told["cubin"] else code  # PTX is a C string
+    return code, text or f"NVRTC error {done.returncode}"
+
+
+@lru_cache(maxsize=1)
+def _library() -> str:
+    """Return the path of the NVRTC that CuPy has loaded; where the system does not tell, of the one that NVIDIA's packages bring.
+
+    Raises:
+        BackendError: there is none.
+    """
+    from cuda import pathfinder  # type: ignore[import-untyped]
+
+    version()  # loads it
+    maps = Path("/proc/self/maps")
+    if maps.exists() and (found := re.search(r"/.*/libnvrtc\.so[^/\n]*$", maps.read_text(errors="surrogateescape"), re.MULTILINE)):
+        return found[0]
     try:
-        nvrtc.compileProgram(program, options)
-        cubin = nvrtc.getCUBIN(program)
-        text = nvrtc.getProgramLog(program).replace("\0", "")
-    except nvrtc.NVRTCError as error:
-        raise _compile_error(instance, arch, nvrtc.getProgramLog(program).replace("\0", "") or str(error)) from None
-    finally:
-        nvrtc.destroyProgram(program)
-    cache.store(f"{name}.cubin", cubin)
-    cache.store(f"{name}.log", text.encode())
-    return cubin, text
+        return str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except RuntimeError as error:
+        raise BackendError(f"the cuda backend runs NVRTC in a process of its own and found no library of it ({error})") from None
 
 
 def log_attributes(log: str) -> dict[str, dict[str, int]]:
@@ -109,5 +234,15 @@ def log_attributes(log: str) -> dict[str, dict[str, int]]:
 
 
 def _compile_error(instance: Instance, arch: str, log: str) -> CompileError:
-    lines = [int(n) for n in re.findall(re.escape(instance.file_name) + r"\((\d+)\)", log)]
-    return CompileError(f"{instance} for {arch}: NVRTC refused it\n{numbered(instance.kernel.source, lines[:5])}\n{log.strip()[:8000]}")
+    places = [(file, int(line)) for file, line in re.findall(r"^(.+?)\((\d+)\): ", log, re.MULTILINE)]
+    shown = shown_places(instance, places)
+    if missing := _MISSING.search(log):
+        name, where = missing["name"], f"{missing['file']}:{missing['line']}"
+        if _CUDAS_OWN.match(name):
+            version = _nvrtc().getVersion()[0]
+            package = "nvidia-cuda-runtime" + (f"-cu{version}" if version < 13 else "")
+            why = f"#include of {name}: CUDA's own headers for CUDA {version} are not here: install {package}, or the CUDA toolkit"
+        else:
+            why = missing_header(name, instance.kernel.path is not None)
+        return CompileError(f"{instance} for {arch}: {where}: {why}\n{shown}")
+    return CompileError(f"{instance} for {arch}: NVRTC refused it\n{shown}\n{log.strip()[:8000]}")

@@ -252,6 +252,29 @@ def draw_problem(
     )
 
 
+def draw_long_life(choose: Choose, pass_name: str = "fprop", most: int = 17_000) -> Problem:
+    """Draw a problem of few outputs whose sums, or of few multiprocessors whose blocks, go on for hundreds of stages or many tiles.
+
+    One of input channels, output channels, voxels and volumes is long, up to `most`; all else is tiny, so that the host has little to do.
+    """
+    long = choose(0, 3)
+    length = choose(most // 16, most)
+    kernel = choose(1, 2)
+    few = choose(1, 2)
+    if long == 3:
+        length //= 8  # a volume costs more than a voxel
+    size = (1, 1, length) if long == 2 else (1, 1, few)
+    return Problem(
+        batch=length if long == 3 else 1,
+        in_channels=length if long == 0 else few,
+        out_channels=length if long == 1 else 3 - few,
+        input_size=size,
+        kernel_size=(1, 1, kernel),
+        stride=(1, 1, choose(1, kernel)),
+        bias=choose(0, 1) == 1 and pass_name == "fprop",
+    )
+
+
 def _draw_within(choose: Choose, allowed: Range, wanted: Range) -> int:
     """Draw from the part of `wanted` that is allowed, or from all that is allowed if there is none."""
     low, high = max(allowed[0], wanted[0]), min(allowed[1], wanted[1])

@@ -1,4 +1,4 @@
-"""The numbers a kernel is tested on: exact integers, wide integers that fp32 still sums exactly, and normal deviates."""
+"""The numbers a kernel is tested on: integers that are summed exactly, normal deviates, and what is not finite or does not stay so."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from ..problem import Problem
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KINDS = ("exact", "exact_wide", "random")
-NAN = "nan"  # the kind of such an example, beside these; a check runs it when asked for it
+SPOILT = ("nan", "inf")  # kinds with numbers that are not finite
+NARROW_KINDS = ("overflow", "cancel")  # kinds for `NARROW` dtypes
+SPECIAL_KINDS = (*SPOILT, *NARROW_KINDS)  # beside `KINDS`: a share of a check's examples
+NARROW = ("fp16", "bf16")
 # Below this bound B every partial sum of integers is exact in the accumulator, and for fp16 the result does not overflow.
 EXACT_LIMIT = {"fp64": 2**53, "fp32": 2**24, "fp16": 65504, "bf16": 2**24, "tf32": 2**24, "tf32x3": 2**24}
 WIDE = ("fp64", "fp32", "tf32x3")  # whose products keep the bits of "exact_wide"
+_WIDE_BITS = {"fp64": (26, 32), "fp16": (11, 11), "bf16": (8, 8)}  # the 16-bit types': all that they keep
+_OVERFLOW = {"fp16": 18, "bf16": 130}  # the power of 2 of the largest sums: four times as much as is finite
+_MEAN_PRODUCT = 20  # of two integers from 1 to 8
 
 
 def most_terms(pass_name: str, problem: Problem) -> int:
@@ -43,8 +49,11 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
         kind: "exact": integers in [-8, 8] but 0. "exact_wide": odd integers of 13 to 16 bits in one operand and +-1..3 in the other,
             swapped by the parity of the seed, `WIDE` dtypes only; for fp64 they have 26 to 32 bits, so that a detour through
             fp32 shows too. Both narrow the range, and for very long sums thin out an operand, so that `reference.magnitude`
-            stays below `EXACT_LIMIT[dtype_name]`. "nan": as "exact" with one NaN, the first element, the last, or any, of "input" or
-            "grad_output" (where both are read, by the parity of the seed). "random": standard normal, rounded to the dtype.
+            stays below `EXACT_LIMIT[dtype_name]`. "random": standard normal, rounded to the dtype.
+            "nan" and "inf": as "exact" with such numbers in one tensor, see `_spoil`; with infinities all signs are alike in most
+            examples, so that only a product with zero makes NaN. "overflow" and "cancel" are for `NARROW` dtypes: integers of one
+            sign times a power of two, with sums around the largest number; and as "exact_wide", of all the bits that an operand has,
+            so that partial sums need more, and those that cancel show each bit that was lost.
         seed: any integer from 0.
 
     Raises:
@@ -59,21 +68,75 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
     if kind == "random":
         precise: type = np.float64 if dtype_name == "fp64" else np.float32
         return {name: generator.standard_normal(shape, precise).astype(dtype, copy=False) for name, shape in read.items()}
-    if kind not in (*KINDS, NAN) or (kind == "exact_wide" and dtype_name not in WIDE):
-        raise ProblemError(f"kind={kind!r}: must be one of {', '.join(KINDS)}, {NAN}, and exact_wide only with {', '.join(WIDE)}")
-    largest_term = (EXACT_LIMIT[dtype_name] - 1) / most_terms(pass_name, problem)  # what each term may come to
-    if kind != "exact_wide":
-        integers = _draw_small(generator, read, largest_term)
-    else:
+    if kind not in kinds_of(dtype_name):
+        raise ProblemError(
+            f"kind={kind!r}: must be one of {', '.join((*KINDS, *SPECIAL_KINDS))}, exact_wide only with {', '.join(WIDE)}, "
+            f"{' and '.join(NARROW_KINDS)} only with {', '.join(NARROW)}"
+        )
+    limit = EXACT_LIMIT[dtype_name if kind not in NARROW_KINDS else "bf16"]  # an fp16 result may overflow there
+    largest_term = (limit - 1) / most_terms(pass_name, problem)  # what each term may come to
+    if kind in ("exact_wide", "cancel"):
         wide = [name for name in read if name != "bias"][seed % 2]
-        integers = _draw_wide(generator, read, largest_term, wide, (26, 32) if dtype_name == "fp64" else (13, 16))
+        integers = _draw_wide(generator, read, largest_term, wide, _WIDE_BITS.get(dtype_name, (13, 16)))
+    else:
+        integers = _draw_small(generator, read, largest_term)
     tensors = {name: array.astype(dtype) for name, array in integers.items()}
-    if kind == NAN:
-        values = [tensors[name] for name in ("input", "grad_output") if name in tensors]
-        spoilt = values[seed % len(values)].reshape(-1)
-        if spoilt.size:
-            spoilt[(0, -1, generator.integers(spoilt.size))[generator.integers(3)]] = np.nan
+    if kind in SPOILT:
+        _spoil(generator, tensors, np.nan if kind == "nan" else np.inf)
+    elif kind == "overflow":
+        _enlarge(generator, tensors, _OVERFLOW[dtype_name] - math.log2(_MEAN_PRODUCT * most_terms(pass_name, problem)))
     return tensors
+
+
+def kinds_of(dtype_name: str) -> tuple[str, ...]:
+    """Return the kinds of tensors that there are in a dtype."""
+    left_out = {*(() if dtype_name in WIDE else ("exact_wide",)), *(() if dtype_name in NARROW else NARROW_KINDS)}
+    return tuple(kind for kind in (*KINDS, *SPECIAL_KINDS) if kind not in left_out)
+
+
+def _spoil(generator: np.random.Generator, tensors: dict[str, Array], value: float) -> None:
+    """Put NaN or infinities into one tensor: into all channels of a quarter of the voxels, or into one element or a few.
+
+    The other operand has zeros in some examples, of which each makes NaN with an infinity.
+    """
+    volumes = [name for name in tensors if name in ("input", "grad_output")]
+    names = [*volumes * 2, *tensors] if len(volumes) == 1 else volumes
+    name = names[generator.integers(len(names))]
+    array = tensors[name]
+    if not array.size:
+        return
+    if np.isinf(value) and generator.integers(4):
+        for operand in tensors.values():
+            np.abs(operand, out=operand)
+        value *= 1 - 2 * int(generator.integers(2))
+    if not generator.integers(4):
+        for other in tensors.keys() - {name, "bias"}:
+            tensors[other][generator.random(tensors[other].shape) < 0.25] = 0
+    if name in volumes and generator.integers(3):
+        by_voxel = np.moveaxis(array, 1, -1).reshape(-1, array.shape[1])  # a copy
+        by_voxel[_some(generator, len(by_voxel), -(-len(by_voxel) // 4))] = value
+        array[...] = np.moveaxis(by_voxel.reshape(*array.shape[:1], *array.shape[2:], array.shape[1]), -1, 1)
+    else:
+        array.reshape(-1)[_some(generator, array.size, int(generator.integers(1, 4)))] = value
+
+
+def _some(generator: np.random.Generator, size: int, count: int) -> Array | slice:
+    """Return so many places: the first ones, the last ones, neighbours anywhere, or any."""
+    start = (0, size - count, int(generator.integers(size)))[where] if (where := generator.integers(4)) < 3 else None
+    return generator.integers(0, size, count) if start is None else slice(max(0, start), start + count)
+
+
+def _enlarge(generator: np.random.Generator, tensors: dict[str, Array], exponent: float) -> None:
+    """Make products of the integers about 2**exponent times as large, and all of one sign, so that no partial sum passes the last one."""
+    for array in tensors.values():
+        np.abs(array, out=array)
+    sign = 1 - 2 * int(generator.integers(2))
+    first, *others = tensors
+    half = math.floor(exponent) // 2
+    tensors[first] *= tensors[first].dtype.type(2.0**half)
+    for name in others:
+        power = math.floor(exponent) - (half if name != "bias" else 0)
+        tensors[name] *= tensors[name].dtype.type(sign * 2.0**power)
 
 
 def _draw_small(generator: np.random.Generator, read: Mapping[str, tuple[int, ...]], largest_term: float) -> dict[str, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,12 +16,13 @@ from matplotlib.patches import Rectangle
 
 from .. import reference
 from ..errors import ProblemError
-from ..problem import AXES, AxisClass, Problem
-from .style import CELL_COLORS, COLORS, EMPTY, FAINT, GRID, INK, SOFT, Picture, style
+from ..problem import AXES, AxisClass, Problem, triple
+from .style import CELL_COLORS, COLORS, EMPTY, FAINT, GRID, INK, MOST_TAPS, SOFT, Picture, drawable, must_be, style
 
 EXAMPLE = Problem(1, 1, 1, (3, 4, 5), (3, 3, 3), (2, 2, 2), (1, 1, 1))
 _WINDOW = {1: 16, 2: 14, 3: 8}  # outputs of an axis that are shown around the chosen one, by dimensions of the picture
 _MOST_TEXTS = 400  # cells; more would not be read
+_MOST_VOXELS = 10**7
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,12 @@ def tap_map(problem: Problem = EXAMPLE, output: Sequence[int] | None = None, *, 
         dimensions: 1 draws the last axis as arrows, 2 a plane (height, width) with the weight's taps, 3 the whole volume.
 
     Raises:
-        ProblemError: `output` is outside the output, or `dimensions` is not 1, 2 or 3.
+        ProblemError: `output` is outside the output, `dimensions` is not 1, 2 or 3, or the problem is too large to be drawn.
     """
-    voxel = tuple(_middle(problem, a) for a in range(3)) if output is None else tuple(output)
-    if len(voxel) != 3 or not all(0 <= o < size for o, size in zip(voxel, problem.output_size, strict=True)):
+    drawable(problem)
+    must_be("dimensions", dimensions, int, "1, 2 or 3")
+    voxel = tuple(_middle(problem, a) for a in range(3)) if output is None else triple("output", output)
+    if not all(0 <= o < size for o, size in zip(voxel, problem.output_size, strict=True)):
         raise ProblemError(f"output={voxel}: must be three indices inside {problem.output_size}")
     if dimensions not in (1, 2, 3):
         raise ProblemError(f"dimensions={dimensions!r}: must be 1, 2 or 3")
@@ -91,6 +95,9 @@ def tap_map(problem: Problem = EXAMPLE, output: Sequence[int] | None = None, *, 
 
 def explore_taps(problem: Problem = EXAMPLE, *, dimensions: int = 2) -> Any:
     """Return `tap_map` with a slider for each index of the output voxel, or the plain Figure where there is no Jupyter or ipywidgets."""
+    drawable(problem)
+    if dimensions not in (1, 2, 3):
+        raise ProblemError(f"dimensions={dimensions!r}: must be 1, 2 or 3")
     try:
         import ipywidgets
         from IPython import get_ipython
@@ -253,6 +260,10 @@ def contribution_count(*problems: Problem) -> Figure:
         problems: one or more; none is `EXAMPLE`.
     """
     problems = problems or (EXAMPLE,)
+    for problem in problems:
+        drawable(problem)
+        if math.prod(problem.output_size) > _MOST_VOXELS:
+            raise ProblemError(f"output_size={problem.output_size}: more than {_MOST_VOXELS} voxels are not counted")
     sizes = [p.output_size for p in problems]
     height = max(size[1] / size[2] for size in sizes) * 5.6 / len(problems) + 1.2
     figure = Picture(figsize=(7.2, min(6.0, max(2.6, height))), layout="constrained")
@@ -293,6 +304,9 @@ def residue_classes(problem: Problem = EXAMPLE) -> Figure:
 
     All outputs with the same `(o + padding) mod stride` are fed by the same taps. A class without taps is bias alone.
     """
+    drawable(problem)
+    if math.prod(problem.stride[1:]) > MOST_TAPS:
+        raise ProblemError(f"stride={problem.stride}: more than {MOST_TAPS} classes of a plane cannot be drawn")
     lines = [_Line(problem, a, _middle(problem, a)) for a in (1, 2)]
     classes = list(itertools.product(problem.axis_classes(1), problem.axis_classes(2)))
     height = max(4.0 * len(lines[0].outputs) / len(lines[1].outputs), 0.28 * len(classes) + 0.6)

@@ -10,11 +10,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from ..errors import ProblemError
 from ..problem import PASSES
-from .style import BAD, COLORS, GRID, INK, RIVAL, Picture, literal, style
+from .style import BAD, COLORS, GRID, INK, RIVAL, Picture, literal, must_be, style
 
 if TYPE_CHECKING:
-    from ..lab.measure import Ceilings, Row
+    from ..lab.bench.calls import CallRow
+    from ..lab.bench.measure import Ceilings, Row
 
 _EXACT = 1e-6  # where an error of 0 is drawn on a logarithmic axis
 
@@ -25,6 +27,14 @@ def _colors(rows: Sequence[Row]) -> dict[str, str]:
     return colors | {row.contender: RIVAL for row in rows if row.is_rival}
 
 
+def _check_rows(rows: object) -> None:
+    from ..lab.bench.measure import Row
+
+    must_be("rows", rows, Sequence, "a list of rows")
+    for row in rows:  # type: ignore[attr-defined]
+        must_be("rows", row, Row, "a list of rows")
+
+
 def speed_bars(rows: Sequence[Row]) -> Figure:
     """Draw useful GFLOP/s of every kernel and of torch for each problem, a panel a pass; the rate's axis is logarithmic.
 
@@ -33,6 +43,7 @@ def speed_bars(rows: Sequence[Row]) -> Figure:
     Args:
         rows: as `Bench.compare` returns them, or as `lab.results.load` reads them from a report.
     """
+    _check_rows(rows)
     timed = [row for row in rows if row.median_ms and row.flop]
     passes = [name for name in PASSES if any(row.pass_name == name for row in timed)]
     colors = _colors(timed)
@@ -78,7 +89,17 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, dtype: str = "fp32") -> Fi
     Args:
         rows, ceilings: of one run, from `Bench.compare` and `measure_ceilings`, or from a report by `lab.results.load`.
         dtype: whose rows and GEMM ceiling are drawn.
+
+    Raises:
+        ProblemError: an argument is of the wrong type, or no GEMM of that dtype was measured.
     """
+    from ..lab.bench.measure import Ceilings
+
+    _check_rows(rows)
+    must_be("ceilings", ceilings, Ceilings, "the ceilings of a run on a GPU")
+    must_be("dtype", dtype, str, "the name of one")
+    if dtype not in ceilings.gemm_flop_per_s:
+        raise ProblemError(f"dtype={dtype!r}: no GEMM of it was measured; there are {', '.join(ceilings.gemm_flop_per_s) or 'none'}")
     timed = [row for row in rows if row.median_ms and row.flop and row.dtype == dtype]
     peak, bandwidth = ceilings.gemm_flop_per_s[dtype], ceilings.copy_bytes_per_s
     figure = Picture(figsize=(7.2, 4.8), layout="constrained")
@@ -111,12 +132,58 @@ def roofline(rows: Sequence[Row], ceilings: Ceilings, dtype: str = "fp32") -> Fi
     return figure
 
 
+def ratio_distribution(rows: Sequence[CallRow]) -> Figure:
+    """Draw how torch / auto is distributed over the layers of a survey: a panel a layout, a curve a precision.
+
+    A curve rises by a layer's share at its ratio, so what lies left of the line at 1 is the share of layers that auto is slower on.
+
+    Args:
+        rows: as `lab.survey` measures them; passes are told apart by the line's dashes.
+    """
+    from ..lab.bench.measure import LAYOUTS
+    from ..lab.bench.survey_summary import verdicts
+
+    found = [verdict for verdict in verdicts(rows) if verdict.ratio is not None]
+    layouts = [name for name in LAYOUTS if any(v.auto.layout == name for v in found)] or ["ncdhw"]
+    keys = list(dict.fromkeys((v.auto.pass_name, v.auto.dtype) for v in found))
+    colors = dict(zip(dict.fromkeys(dtype for _, dtype in keys), COLORS, strict=False))
+    figure = Picture(figsize=(7.2, 3.8), layout="constrained")
+    panels = figure.subplots(1, len(layouts), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, layout in zip(panels, layouts, strict=True):
+        for pass_name, dtype in keys:
+            own = [v.ratio or 1.0 for v in found if (v.auto.pass_name, v.auto.dtype, v.auto.layout) == (pass_name, dtype, layout)]
+            if own:
+                dashes = ("-", "--", ":")[PASSES.index(pass_name)]
+                label = dtype if pass_name == "fprop" else f"{dtype} ({pass_name})"
+                axes.ecdf(own, color=colors[dtype], linestyle=dashes, linewidth=1.4, label=label)
+        axes.axvline(1.0, color=INK, linewidth=1.0)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.set_xlabel("torch / auto (logarithmic; black: as quick)", fontsize=8, color=INK)
+        count = len({v.auto.case for v in found if v.auto.layout == layout})
+        style(axes, f"{layout}, {count} layers")
+    panels[0].set_ylabel("share of layers up to this ratio", fontsize=8, color=INK)
+    handles, labels = panels[0].get_legend_handles_labels()
+    if labels:
+        figure.legend(handles, labels, loc="outside upper left", ncols=5, frameon=False, fontsize=8)
+    return figure
+
+
 def error_histogram(ratios: Mapping[str, Sequence[float]]) -> Figure:
     """Draw how far errors stay below the derived bound, kernel by kernel; exact results stand in the bin at the left edge.
 
     Args:
         ratios: error over its bound of each random example, by kernel: `CheckReport.ratios`.
     """
+    must_be("ratios", ratios, Mapping, "lists of numbers by the names of kernels")
+    for name, values in ratios.items():
+        must_be("ratios", name, str, "lists of numbers by the names of kernels")
+        must_be(f"ratios[{name!r}]", values, (Sequence, np.ndarray), "a list of numbers")
+        for value in values:
+            must_be(f"ratios[{name!r}]", value, (int, float, np.number), "a list of numbers")
     figure = Picture(figsize=(7.2, 0.75 * max(1, len(ratios)) + 0.8), layout="constrained")
     panels = figure.subplots(max(1, len(ratios)), 1, sharex=True, squeeze=False)[:, 0]
     finite = {name: [r for r in values if math.isfinite(r)] for name, values in ratios.items()}
@@ -141,6 +208,10 @@ def volume_slices(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> 
         before: (depth, height, width).
         after: (2*depth, 2*height, 2*width).
     """
+    for name, volume in (("before", before), ("after", after)):
+        must_be(name, volume, np.ndarray, "an array (depth, height, width) of numbers")
+        if volume.ndim != 3 or volume.shape[0] < 1 or min(volume.shape[1:]) < 4 or volume.dtype.kind not in "iuf":
+            raise ProblemError(f"{name}: {volume.shape}, {volume.dtype}: must be (depth, height, width) of numbers, a plane at least 4x4")
     figure = Picture(figsize=(7.2, 6.0), layout="constrained", facecolor="white")
     panels = figure.subplots(2, 2)
     high = float(np.percentile(before, 99.5)) or 1.0

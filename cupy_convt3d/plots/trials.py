@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 
-from ..errors import KernelError
+from ..errors import KernelError, shown
 from ..kernel import Kernel
 from ..problem import Problem
-from .style import BAD, GRID, INK, RIVAL, Picture, literal, style
+from .style import BAD, GRID, INK, RIVAL, Picture, literal, must_be, style
 
 _EXAMPLE = Problem(1, 2, 2, (4, 6, 8), (3, 3, 3), (2, 2, 2), (1, 1, 1))
 _LOWEST = 1e-3  # error / bound that is drawn as none
@@ -41,10 +41,14 @@ def error_map(
         CompileError, BackendError: it cannot be compiled, or the backend cannot be had.
     """
     from ..lab.check import default_backend, resolve
-    from ..lab.worker import Worker
+    from ..lab.run.worker import Worker
 
-    kernel, problem = resolve(kernel), problem or _EXAMPLE
-    dtype = dtype or kernel.dtypes[0]
+    kernel, problem = resolve(kernel), _EXAMPLE if problem is None else problem
+    must_be("problem", problem, Problem, "None or a Problem")
+    must_be("seed", seed, int, "a whole number")
+    if seed < 0 or backend not in (None, "cuda", "host"):
+        raise KernelError(f"seed={seed}, backend={shown(backend)}: must be at least 0, and None, cuda or host")
+    dtype = kernel.dtypes[0] if dtype is None else dtype
     if (reason := kernel.why_not(problem, dtype)) is not None:
         raise KernelError(reason)
     with Worker(kernel, backend or default_backend()) as worker:
@@ -111,11 +115,21 @@ def tuning_landscape(trials: Sequence[tuple[Mapping[str, int], float | None]], t
     Raises:
         KernelError: there are no trials, or a name is no tunable of theirs.
     """
+    must_be("trials", trials, Sequence, "a list of (configuration, milliseconds or None)")
+    for trial in trials:
+        must_be("trials", trial, Sequence, "a list of (configuration, milliseconds or None)")
+        if len(trial) != 2 or not isinstance(trial[0], Mapping) or not isinstance(trial[1], (int, float, type(None))):
+            raise KernelError(f"trials: {shown(trial)}: must be (configuration, milliseconds or None)")
+    must_be("tunables", tunables, (Sequence, type(None)), "None or a list of names")
     names = list(dict.fromkeys(name for configuration, _ in trials for name in configuration))
     if not names:
         raise KernelError("trials: there are none, or they have no tunables")
-    if unknown := set(tunables or ()) - set(names):
-        raise KernelError(f"tunables: {sorted(unknown)[0]!r} is none of {', '.join(names)}")
+    if unknown := [name for name in tunables or () if not isinstance(name, str) or name not in names]:
+        raise KernelError(f"tunables: {shown(unknown[0])} is none of {', '.join(names)}")
+    if partial := [configuration for configuration, _ in trials if len(configuration) != len(names)]:
+        raise KernelError(f"trials: {shown(dict(partial[0]))}: must be of {', '.join(map(str, names))}, as the others are")
+    if tunables is not None and len(tunables) not in (1, 2):
+        raise KernelError(f"tunables={shown(tunables)}: must be one name or two")
     chosen = list(tunables or sorted(names, key=lambda name: -_spread(trials, name))[:2])
     figure = Picture(figsize=(7.2, 3.4), layout="constrained")
     grid, curve = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.25, 1]})

@@ -25,24 +25,33 @@ constexpr size_t static_shared_limit = 48 * 1024;
 constexpr size_t shared_limit = 227 * 1024;  // an H100 block's; the arena is larger for red zones
 constexpr size_t arena_bytes = 512 * 1024;
 constexpr size_t red_zone = 128;
+constexpr size_t arena_guard = 1 << 20;  // on either side of the arena, of pages without access
+constexpr unsigned most_shared = 256;    // variables whose ends are looked at
 // TSan knows a thread by its fiber and takes a millisecond to make one, so fibers are kept, in sets: each block runs on one set, and
 // blocks of different sets have no order. What it misses is a race whose blocks all fell into one set.
 constexpr unsigned tsan_fibers = 256, most_sets = 8;
 
-enum class State : uint8_t { unstarted, running, at_barrier, at_warp, at_mbarrier, exited };
+enum class State : uint8_t { unstarted, running, at_barrier, at_warp, at_mbarrier, at_active_mask, at_packing, exited };
 
 struct Thread {
   Index3 index;
   Fiber* fiber;
   State state;
-  Site site;      // where it waits
-  unsigned mask;  // of the warp collective it waits at
-  void* slot;     // its operands, on its parked stack
-  char* sync;     // what TSan releases and acquires at this wait
+  bool is_behind;  // the launch before this one has ended, as it knows itself or from who waited for that; see beside_packing.h
+  Site site;       // where it waits
+  unsigned mask;   // of the warp collective it waits at, or what __activemask found
+  void* slot;      // its operands, on its parked stack
+  char* sync;      // what TSan releases and acquires at this wait
 };
 
 // Operands of the lanes that take part, null for the others.
 using Combine = void (*)(void* const (&slots)[warp_threads]);
+
+// A variable in shared memory, from the arena's start.
+struct SharedPlace {
+  size_t start, end;
+  const char* name;
+};
 
 struct Launch {
   Index3 grid, block;
@@ -57,10 +66,11 @@ struct Launch {
   unsigned ready_count;
   Fiber* fibers[max_threads];
   Fiber* idle[max_threads];
-  unsigned fiber_count, idle_count;
+  unsigned fiber_count, idle_count, fresh;  // made; idle; the next to begin anew
   Site barrier_site;
   unsigned barrier_round;
-  unsigned set;  // of fibers, for this block
+  unsigned barrier_arrived[2], barrier_votes[2];  // of this round and the next, for __syncthreads_count and its kin
+  unsigned set;                                   // of fibers, for this block
   char barrier_sync[most_sets][2];
   char warp_sync[most_sets][max_threads / warp_threads][2];
   unsigned warp_round[max_threads / warp_threads];
@@ -68,12 +78,21 @@ struct Launch {
 
   char* arena;
   size_t arena_used, static_used;
+  SharedPlace shared[most_shared];
+  unsigned shared_count;
   char* dynamic;
-  void (*at_end[2])();    // what is looked at when a block has ended, by what it used: bulk copies, bulk stores
+  // What a block does that uses more than barriers, where it begins and where it has ended: bulk copies, bulk stores, products; its view.
+  void (*at_begin[2])();
+  void (*at_end[3])();
   unsigned block_serial;  // counts blocks run, so that what one leaves unfinished is not taken for the next one's
   unsigned generation;    // counts launches, so that shared variables are placed anew in each
 
-  uint64_t random;  // 0: natural order
+  const char *held_begin, *held_end;  // what the launch before this one fills, while that may still run; null: nothing
+  uint64_t random;                    // 0: natural order
+  // Who is woken goes on at once, so that producers are as far ahead as they can be; drawn for a block with mbarriers. Where in the queue
+  // those begin that are woken together.
+  bool is_eager;
+  unsigned woken_from;
   bool failed;
   char message[1024];
 };
@@ -146,16 +165,94 @@ CONVT3D_RUNTIME inline void describe_deadlock() {
   describe_failure("deadlock: no thread can go on%s", text);
 }
 
+// Make a thread ready: when the order is shuffled at a random place of the queue, or of those that are woken with it and go on first.
+CONVT3D_RUNTIME inline void wake(unsigned number) {
+  state.ready[state.ready_count] = number;
+  if (state.random != 0) {
+    const unsigned other = state.woken_from + draw(state.ready_count + 1 - state.woken_from);
+    const unsigned swapped = state.ready[other];
+    state.ready[other] = number;
+    state.ready[state.ready_count] = swapped;
+  }
+  ++state.ready_count;
+}
+
+CONVT3D_RUNTIME inline void begin_waking() { state.woken_from = state.is_eager ? state.ready_count : 0; }
+
+// When nothing else can run, the launch before this one ends for all who wait for that.
+CONVT3D_RUNTIME __attribute__((noinline, cold)) inline bool end_launch_before() {
+  bool any = false;
+  begin_waking();
+  for (unsigned i = 0; i < state.count; ++i) {
+    if (state.threads[i].state != State::at_packing) continue;
+    state.threads[i].state = State::running;
+    wake(i);
+    any = true;
+  }
+  return any;
+}
+
+// When nothing else can run, the lanes of a warp that stand in the same __activemask are the active ones.
+CONVT3D_RUNTIME __attribute__((noinline, cold)) inline bool settle_active_mask() {
+  unsigned first = 0;
+  while (first < state.count && state.threads[first].state != State::at_active_mask) ++first;
+  if (first == state.count) return false;
+  const unsigned begin = first / warp_threads * warp_threads;
+  const Site site = state.threads[first].site;
+  unsigned mask = 0;
+  begin_waking();
+  for (unsigned i = begin; i < begin + warp_threads && i < state.count; ++i) {
+    Thread& thread = state.threads[i];
+    if (thread.state != State::at_active_mask || thread.site.line != site.line || strcmp(thread.site.file, site.file) != 0)
+      continue;
+    mask |= 1u << (i - begin);
+    thread.state = State::running;
+    wake(i);
+  }
+  for (unsigned lane = 0; lane < warp_threads; ++lane) {
+    if (mask >> lane & 1u) state.threads[begin + lane].mask = mask;
+  }
+  return true;
+}
+
+CONVT3D_RUNTIME inline void fiber_main();
+
+CONVT3D_RUNTIME inline void make_fibers(unsigned needed) {
+  while (state.fiber_count < needed) {
+    Fiber* fiber = state.fibers[state.fiber_count++] = new_fiber();
+#if defined(CONVT3D_TSAN)
+    fiber->tsan = __tsan_create_fiber(0);
+#else
+    (void)fiber;
+#endif
+  }
+}
+
+// Begin fiber `number` anew, whatever it was doing. A stack that no launch has needed yet costs nothing.
+CONVT3D_RUNTIME inline Fiber* fresh_fiber(unsigned number) {
+  make_fibers(number + 1);
+  start_fiber(state.fibers[number], fiber_main);
+  return state.fibers[number];
+}
+
+// A fiber for a thread that has not begun: one whose thread has ended, else the next of this block's (TSan) or launch's.
+CONVT3D_RUNTIME inline Fiber* next_fiber() {
+  return state.idle_count != 0 ? state.idle[--state.idle_count] : fresh_fiber(state.fresh++);
+}
+
 // Leave `from` for whatever can run: a woken thread, a thread that has not begun, or the launcher.
 CONVT3D_RUNTIME inline void dispatch(Fiber* from) {
   Fiber* to;
-  if (!state.failed && state.ready_count == 0 && state.next == state.count && state.live != 0) describe_deadlock();
+  if (!state.failed && state.ready_count == 0 && state.next == state.count && state.live != 0 && !settle_active_mask() &&
+      !end_launch_before()) {
+    describe_deadlock();
+  }
   if (state.failed) {
     to = &launcher;
   } else if (state.ready_count != 0) {
     to = state.threads[state.ready[--state.ready_count]].fiber;
   } else if (state.next < state.count) {
-    to = state.idle[--state.idle_count];
+    to = next_fiber();
   } else {
     to = &launcher;
   }
@@ -177,24 +274,40 @@ CONVT3D_RUNTIME inline void park() {
   self->state = State::running;
 }
 
-// Make a thread ready, at a random place of the queue when the order is shuffled.
-CONVT3D_RUNTIME inline void wake(unsigned number) {
-  state.ready[state.ready_count] = number;
-  if (state.random != 0) {
-    const unsigned other = draw(state.ready_count + 1);
-    const unsigned swapped = state.ready[other];
-    state.ready[other] = number;
-    state.ready[state.ready_count] = swapped;
+// In a shuffled order others may go on here, as on a GPU they may anywhere: what this thread has just given away they take at once.
+CONVT3D_RUNTIME inline void give_way() {
+  if (state.random == 0 || draw(2) != 0) return;
+  Thread* self = current;
+  const bool begins = state.next < state.count && draw(state.ready_count + 1) == 0;
+  begin_waking();
+  wake(static_cast<unsigned>(self - state.threads));
+  if (state.is_eager) {  // the last one of all
+    for (unsigned i = state.ready_count - 1; i > 0; --i) state.ready[i] = state.ready[i - 1];
+    state.ready[0] = static_cast<unsigned>(self - state.threads);
   }
-  ++state.ready_count;
+  if (begins) {
+    switch_fiber(self->fiber, next_fiber());
+  } else {
+    dispatch(self->fiber);
+  }
+  current = self;
+  threadIdx = self->index;
 }
 
 CONVT3D_RUNTIME inline void open_barrier(const Thread* last) {
+  bool behind = false;  // threads that meet all know what one of them does
+  for (unsigned i = 0; state.held_begin != nullptr && i < state.count; ++i) {
+    behind = behind || (state.threads[i].state == State::at_barrier && state.threads[i].is_behind);
+  }
+  begin_waking();
   for (unsigned i = 0; i < state.count; ++i) {
+    if (behind && state.threads[i].state == State::at_barrier) state.threads[i].is_behind = true;
     if (&state.threads[i] != last && state.threads[i].state == State::at_barrier) wake(i);
   }
   state.waiting = 0;
   ++state.barrier_round;
+  const unsigned slot = state.barrier_round & 1u;  // who voted in it, two rounds ago, has read the result
+  state.barrier_arrived[slot] = state.barrier_votes[slot] = 0;
 }
 
 CONVT3D_RUNTIME inline void barrier(Site site) {
@@ -224,6 +337,49 @@ CONVT3D_RUNTIME inline void barrier(Site site) {
   }
 }
 
+struct Votes {
+  unsigned arrived, votes;
+};
+
+// A barrier at which each thread votes.
+CONVT3D_RUNTIME inline Votes voting_barrier(bool vote, Site site) {
+  const unsigned slot = state.barrier_round & 1u;
+  ++state.barrier_arrived[slot];
+  state.barrier_votes[slot] += vote;
+  barrier(site);
+  return {state.barrier_arrived[slot], state.barrier_votes[slot]};
+}
+
+// The lanes of the calling thread's warp that are at the same place: all others go on as far as they can before that is told.
+CONVT3D_RUNTIME inline unsigned active_mask(Site site) {
+  Thread* self = current;
+  char orders_nothing;
+  self->site = site;
+  self->sync = &orders_nothing;
+  self->state = State::at_active_mask;
+  park();
+  return self->mask;
+}
+
+[[noreturn]] CONVT3D_RUNTIME inline void stop_block(const char* why, const char* file, int line) {
+  const Index3 index = current->index;
+  describe_failure("thread (%u, %u, %u): %s at %s:%d", index.x, index.y, index.z, why, file, line);
+  abandon_block();
+}
+
+// A copy from what the launch before fills, by a thread that cannot know that this has ended.
+CONVT3D_RUNTIME inline void require_filled(const void* source, size_t bytes, Site site) {
+  const char* from = static_cast<const char*>(source);
+  if (state.held_begin == nullptr || current->is_behind || from >= state.held_end || from + bytes <= state.held_begin) return;
+  const Index3 index = current->index;
+  describe_failure(
+      "missing wait: thread (%u, %u, %u) copies by %s at %s:%d what the launch before this one fills, and has not waited for "
+      "it "
+      "(wait_for_packing)",
+      index.x, index.y, index.z, site.what, site.file, site.line);
+  abandon_block();
+}
+
 // Finish the collective of `mask` if every lane in it that still lives has arrived; `last` is not woken, it is running.
 CONVT3D_RUNTIME inline bool finish_collective(unsigned warp, unsigned mask, const Thread* last, Combine combine) {
   void* slots[warp_threads] = {};
@@ -247,8 +403,14 @@ CONVT3D_RUNTIME inline bool finish_collective(unsigned warp, unsigned mask, cons
   }
   combine(slots);
   ++state.warp_round[warp];
+  begin_waking();
+  bool behind = false;
+  for (unsigned lane = 0; state.held_begin != nullptr && lane < warp_threads; ++lane) {
+    behind = behind || (slots[lane] != nullptr && state.threads[warp * warp_threads + lane].is_behind);
+  }
   for (unsigned lane = 0; lane < warp_threads; ++lane) {
     const unsigned number = warp * warp_threads + lane;
+    if (slots[lane] != nullptr && behind) state.threads[number].is_behind = true;
     if (slots[lane] != nullptr && &state.threads[number] != last) {
       state.threads[number].state = State::running;
       wake(number);
@@ -332,7 +494,37 @@ CONVT3D_RUNTIME inline void poison_arena() {
   for (size_t i = 0; i < (state.arena_used + 7) / 8; ++i) words[i] = ~uint64_t{0};  // NaN in every float type
 }
 
-CONVT3D_RUNTIME inline char* place_shared(size_t bytes, size_t alignment) {
+// Whether nothing was written to this part of the arena, which no variable has.
+CONVT3D_RUNTIME inline bool is_untouched(size_t begin, size_t end) {
+  const char* place = state.arena + begin;
+  return begin >= end || (*place == static_cast<char>(0xff) && memcmp(place, place + 1, end - begin - 1) == 0);
+}
+
+// Look at the red zones around the variables, and as far behind the last one as all of them reach where a launch ends.
+CONVT3D_RUNTIME inline void look_at_red_zones(bool launch_ends) {
+#if !defined(CONVT3D_ASAN) && !defined(CONVT3D_TSAN)  // the one looks itself, to the other the runtime's reads would be races
+  const size_t behind = state.arena_used + (launch_ends ? state.arena_used : red_zone);
+  if (state.failed) return;
+  for (unsigned i = 0; i <= state.shared_count; ++i) {
+    size_t begin = i == 0 ? 0 : state.shared[i - 1].end;
+    const size_t end = i < state.shared_count ? state.shared[i].start : behind < arena_bytes ? behind : arena_bytes;
+    if (is_untouched(begin, end)) continue;
+    while (state.arena[begin] == static_cast<char>(0xff)) ++begin;
+    if (i == 0) {
+      describe_failure("out of bounds: shared memory was written %zu bytes before the first variable", end - begin);
+    } else {
+      const SharedPlace& place = state.shared[i - 1];
+      describe_failure("out of bounds: shared memory was written %zu bytes behind the end of %s, which has %zu bytes",
+                       begin - place.end, place.name, place.end - place.start);
+    }
+    return;
+  }
+#else
+  (void)launch_ends;
+#endif
+}
+
+CONVT3D_RUNTIME inline char* place_shared(size_t bytes, size_t alignment, const char* name) {
   const size_t start = (state.arena_used + red_zone + alignment - 1) / alignment * alignment;
   state.arena_used = start + bytes;
 #if defined(CONVT3D_ASAN)
@@ -340,6 +532,7 @@ CONVT3D_RUNTIME inline char* place_shared(size_t bytes, size_t alignment) {
 #endif
   volatile char* fresh = state.arena + start;
   for (size_t i = 0; i < bytes; ++i) fresh[i] = static_cast<char>(0xff);
+  if (state.shared_count < most_shared) state.shared[state.shared_count++] = {start, start + bytes, name};
   return state.arena + start;
 }
 
@@ -359,26 +552,10 @@ CONVT3D_RUNTIME inline void* shared_variable(SharedSite& site, size_t bytes, siz
           name, line, state.static_used, state.dynamic_bytes, static_shared_limit, shared_limit);
       abandon_block();
     }
-    site.address = place_shared(bytes, alignment);
+    site.address = place_shared(bytes, alignment, name);
     site.generation = state.generation;
   }
   return site.address;
-}
-
-CONVT3D_RUNTIME inline void prepare_fibers(unsigned first, unsigned needed) {
-  while (state.fiber_count < first + needed) {
-    Fiber* fiber = state.fibers[state.fiber_count++] = new_fiber();
-#if defined(CONVT3D_TSAN)
-    fiber->tsan = __tsan_create_fiber(0);
-#else
-    (void)fiber;
-#endif
-  }
-  state.idle_count = 0;
-  for (unsigned i = first + needed; i-- > first;) {
-    start_fiber(state.fibers[i], fiber_main);
-    state.idle[state.idle_count++] = state.fibers[i];
-  }
 }
 
 // Between launches: give back the stacks, two mappings each of the 65530 that Linux lets a process have. The next launch makes new ones.
@@ -398,7 +575,8 @@ CONVT3D_RUNTIME inline void choose_set(uint64_t block_number) {
   const unsigned fitting = tsan_fibers / state.count, sets = fitting < 2 ? 2 : fitting < most_sets ? fitting : most_sets;
   const unsigned shift = 1 + static_cast<unsigned>((block_number * 0x9e3779b97f4a7c15ull) >> 40) % (sets - 1);
   state.set = (state.set + shift) % sets;
-  prepare_fibers(state.set * state.count, state.count);
+  state.fresh = state.set * state.count;
+  make_fibers(state.fresh + state.count);  // here: for TSan, what makes a fiber comes before all that the fiber does
   launcher.tsan = __tsan_get_current_fiber();
 #else
   (void)block_number;
@@ -407,10 +585,14 @@ CONVT3D_RUNTIME inline void choose_set(uint64_t block_number) {
 
 CONVT3D_RUNTIME inline void run_block(uint64_t block_number) {
   ++state.block_serial;
+  state.is_eager = false;
+  state.woken_from = 0;
   state.live = state.count;
   state.next = state.waiting = state.ready_count = state.barrier_round = 0;
+  for (unsigned slot = 0; slot < 2; ++slot) state.barrier_arrived[slot] = state.barrier_votes[slot] = 0;
   for (unsigned i = 0; i < state.count; ++i) {
     state.threads[i].state = State::unstarted;
+    state.threads[i].is_behind = false;
     state.order[i] = i;
   }
   for (unsigned i = state.count; state.random != 0 && i > 1; --i) {
@@ -419,11 +601,15 @@ CONVT3D_RUNTIME inline void run_block(uint64_t block_number) {
     state.order[other] = swapped;
   }
   poison_arena();
+  for (void (*const begin)() : state.at_begin) {
+    if (begin != nullptr) begin();
+  }
   choose_set(block_number);
-  switch_fiber(&launcher, state.idle[--state.idle_count]);
+  switch_fiber(&launcher, next_fiber());
   for (void (*const look)() : state.at_end) {
     if (look != nullptr) look();
   }
+  look_at_red_zones(false);
 }
 
 }  // namespace convt3d_host

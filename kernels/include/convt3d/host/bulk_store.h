@@ -2,6 +2,7 @@
 // early is stored.
 #pragma once
 
+#include "async_proxy.h"
 #include "block.h"
 #include "cuda_language.h"
 
@@ -13,6 +14,7 @@ struct PendingStore {
   unsigned bytes, groups;  // how often its thread has committed since
   const Thread* thread;
   Site site;
+  Digest digest;  // of the source
 };
 
 struct StoreQueue {
@@ -31,7 +33,16 @@ CONVT3D_RUNTIME inline void require_no_stores() {
 }
 
 // Not part of the runtime to the sanitizers: the bytes are the kernel's.
-inline void store_bytes(const PendingStore& store) { memcpy(store.target, store.source, store.bytes); }
+inline void store_bytes(const PendingStore& store) {
+  Digest now{};
+  now.add(static_cast<const char*>(store.source), store.bytes);
+  if (now != store.digest) {
+    describe_failure("stale stage: what the bulk store at %s:%d reads was written over before that was waited for",
+                     store.site.file, store.site.line);
+    abandon_block();
+  }
+  memcpy(store.target, store.source, store.bytes);
+}
 
 }  // namespace convt3d_host
 
@@ -49,7 +60,11 @@ CONVT3D_RUNTIME inline void bulk_store(void* target, unsigned source, unsigned b
                      bytes, file, line);
     abandon_block();
   }
-  store_queue.stores[store_queue.count++] = {target, from, bytes, 0, current, {file, line, "bulk_store"}};
+  const Site site = {file, line, "bulk_store"};
+  require_fenced(from, bytes, site);
+  Digest digest{};
+  digest.add(from, bytes);
+  store_queue.stores[store_queue.count++] = {target, from, bytes, 0, current, site, digest};
 }
 
 CONVT3D_RUNTIME inline void bulk_commit() {

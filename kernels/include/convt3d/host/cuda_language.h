@@ -1,23 +1,29 @@
-// CUDA C++ for the host compiler: qualifiers, built-in variables and types, barriers, shuffles, atomics, arithmetic.
+// CUDA C++ for the host compiler: qualifiers, built-in variables and types, barriers, warp collectives; with it comes all that needs
+// no include on a GPU.
 #pragma once
 
+#include "arithmetic.h"
+#include "atomics.h"
 #include "block.h"
+#include "integer.h"
+#include "vector_types.h"
 
-#include <cassert>
-#include <climits>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
-#include <type_traits>
+#include <ctime>
+
+#include "shim/assert.h"
 
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __constant__ static
+#define __noinline__ __attribute__((noinline))
+#define __constant__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
+#define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 // `__shared__ T name[..];` and `extern __shared__ T name[];` are rewritten to these before compiling: the variable becomes
@@ -32,49 +38,46 @@
 
 constexpr int warpSize = 32;
 
-struct uint3 {
-  unsigned x, y, z;
-};
-
-struct dim3 {
-  unsigned x, y, z;
-  constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
-};
-
-#define CONVT3D_VECTOR_TYPES(scalar, name)                                                          \
-  struct alignas(2 * sizeof(scalar)) name##2 { scalar x, y; };                                      \
-  struct name##3 { scalar x, y, z; };                                                               \
-  struct alignas(4 * sizeof(scalar) > 16 ? 16 : 4 * sizeof(scalar)) name##4 { scalar x, y, z, w; }; \
-  inline name##2 make_##name##2(scalar x, scalar y) { return {x, y}; }                              \
-  inline name##3 make_##name##3(scalar x, scalar y, scalar z) { return {x, y, z}; }                 \
-  inline name##4 make_##name##4(scalar x, scalar y, scalar z, scalar w) { return {x, y, z, w}; }
-
-CONVT3D_VECTOR_TYPES(float, float)
-CONVT3D_VECTOR_TYPES(double, double)
-CONVT3D_VECTOR_TYPES(int, int)
-CONVT3D_VECTOR_TYPES(short, short)
-CONVT3D_VECTOR_TYPES(unsigned short, ushort)
-CONVT3D_VECTOR_TYPES(unsigned char, uchar)
-CONVT3D_VECTOR_TYPES(long long, longlong)
-struct alignas(8) uint2 {
-  unsigned x, y;
-};
-struct alignas(16) uint4 {
-  unsigned x, y, z, w;
-};
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-
 // ---- barriers and warp collectives: the default arguments are evaluated where the kernel calls ----
 
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   convt3d_host::barrier({file, line, "__syncthreads"});
 }
 
-// One host thread runs everything in program order, so fences have nothing to do.
+#define CONVT3D_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+inline int __syncthreads_count(int predicate, CONVT3D_HERE) {
+  return static_cast<int>(convt3d_host::voting_barrier(predicate != 0, {file, line, "__syncthreads_count"}).votes);
+}
+
+inline int __syncthreads_or(int predicate, CONVT3D_HERE) {
+  return convt3d_host::voting_barrier(predicate != 0, {file, line, "__syncthreads_or"}).votes != 0;
+}
+
+inline int __syncthreads_and(int predicate, CONVT3D_HERE) {
+  const convt3d_host::Votes all = convt3d_host::voting_barrier(predicate != 0, {file, line, "__syncthreads_and"});
+  return all.votes == all.arrived;
+}
+
+// One host thread runs everything in program order, so fences have nothing to do, nor has a pause.
 inline void __threadfence() {}
 inline void __threadfence_block() {}
+inline void __threadfence_system() {}
+inline void __nanosleep(unsigned) {}
+inline void __brkpt() {}
+
+[[noreturn]] inline void __trap(CONVT3D_HERE) { convt3d_host::stop_block("__trap()", file, line); }
+
+// What a GPU's compiler may take for granted is looked at here.
+#define __builtin_assume(condition) \
+  ((condition) ? static_cast<void>(0) : convt3d_host::stop_block("not as assumed: " #condition, __FILE__, __LINE__))
+
+// Nanoseconds in place of cycles.
+inline long long clock64() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
 
 namespace convt3d_host {
 
@@ -102,7 +105,6 @@ CONVT3D_RUNTIME void combine_shuffle(void* const (&slots)[warp_threads]) {
 
 template <class T>
 CONVT3D_RUNTIME T shuffle(unsigned mask, T value, int source, Site site) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 4 or 8 bytes, as on a GPU");
   ShuffleSlot<T> slot{value, source, value};
   warp_collective(mask, &slot, combine_shuffle<T>, site);
   return slot.result;
@@ -138,33 +140,62 @@ CONVT3D_RUNTIME inline VoteSlot vote(unsigned mask, bool predicate, Site site) {
   return slot;
 }
 
+// Types that a warp exchanges: numbers, small integers as int, and what the headers of half precision add.
+template <class T>
+constexpr bool is_shuffled = std::is_arithmetic_v<T>;
+template <class T>
+using Shuffled = std::conditional_t<std::is_integral_v<T> && sizeof(T) < 4, int, T>;
+
+// Result of all lanes, or of those with the same value.
+template <class T, class Reduce>
+struct ReductionSlot {
+  T value, result;
+  unsigned same;  // lanes with this value
+};
+
+template <class T, class Reduce>
+CONVT3D_RUNTIME void combine_reduction(void* const (&slots)[warp_threads]) {
+  using Slot = ReductionSlot<T, Reduce>;
+  bool begun = false;
+  T all{};
+  for (void* slot : slots) {
+    if (slot == nullptr) continue;
+    all = begun ? Reduce::combine(all, static_cast<Slot*>(slot)->value) : static_cast<Slot*>(slot)->value;
+    begun = true;
+  }
+  for (void* slot : slots) {
+    if (slot == nullptr) continue;
+    static_cast<Slot*>(slot)->result = all;
+    for (unsigned lane = 0; lane < warp_threads; ++lane) {
+      const Slot* other = static_cast<Slot*>(slots[lane]);
+      if (other != nullptr && memcmp(&other->value, &static_cast<Slot*>(slot)->value, sizeof(T)) == 0) {
+        static_cast<Slot*>(slot)->same |= 1u << lane;
+      }
+    }
+  }
+}
+
+template <class Reduce, class T>
+CONVT3D_RUNTIME ReductionSlot<T, Reduce> reduction(unsigned mask, T value, Site site) {
+  ReductionSlot<T, Reduce> slot{value, value, 0};
+  warp_collective(mask, &slot, combine_reduction<T, Reduce>, site);
+  return slot;
+}
+
 }  // namespace convt3d_host
 
-#define CONVT3D_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
-
-template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32, CONVT3D_HERE) {
-  const int lane = convt3d_host::lane_of_current();
-  return convt3d_host::shuffle(mask, value, (lane & ~(width - 1)) | (source & (width - 1)), {file, line, "__shfl_sync"});
-}
-
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, CONVT3D_HERE) {
-  const int lane = convt3d_host::lane_of_current(), source = lane - static_cast<int>(delta);
-  return convt3d_host::shuffle(mask, value, source >= (lane & ~(width - 1)) ? source : -1, {file, line, "__shfl_up_sync"});
-}
-
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, CONVT3D_HERE) {
-  const int lane = convt3d_host::lane_of_current(), source = lane + static_cast<int>(delta);
-  return convt3d_host::shuffle(mask, value, source <= (lane | (width - 1)) ? source : -1, {file, line, "__shfl_down_sync"});
-}
-
-template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, CONVT3D_HERE) {
-  const int lane = convt3d_host::lane_of_current(), source = lane ^ lanes;
-  return convt3d_host::shuffle(mask, value, source <= (lane | (width - 1)) ? source : -1, {file, line, "__shfl_xor_sync"});
-}
+#define CONVT3D_SHUFFLE(name, kind, source)                                                                \
+  template <class T>                                                                                       \
+  convt3d_host::Shuffled<T> name(unsigned mask, T value, kind by, int width = 32, CONVT3D_HERE) {          \
+    static_assert(convt3d_host::is_shuffled<T>, "a shuffle moves one number, as on a GPU");                \
+    const int lane = convt3d_host::lane_of_current(), last = lane | (width - 1), first = last - width + 1; \
+    const convt3d_host::Shuffled<T> moved = value;                                                         \
+    return convt3d_host::shuffle(mask, moved, source, {file, line, #name});                                \
+  }
+CONVT3D_SHUFFLE(__shfl_sync, int, first + (by & (last - first)))
+CONVT3D_SHUFFLE(__shfl_up_sync, unsigned, lane - static_cast<int>(by) >= first ? lane - static_cast<int>(by) : -1)
+CONVT3D_SHUFFLE(__shfl_down_sync, unsigned, lane + static_cast<int>(by) <= last ? lane + static_cast<int>(by) : -1)
+CONVT3D_SHUFFLE(__shfl_xor_sync, int, (lane ^ by) <= last ? lane ^ by : -1)
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, CONVT3D_HERE) {
   return convt3d_host::vote(mask, predicate != 0, {file, line, "__ballot_sync"}).ballot;
@@ -183,92 +214,46 @@ inline void __syncwarp(unsigned mask = 0xffffffffu, CONVT3D_HERE) {
   convt3d_host::vote(mask, true, {file, line, "__syncwarp"});
 }
 
-// ---- atomics: real ones, so that the thread sanitizer knows them from plain accesses ----
+inline unsigned __activemask(CONVT3D_HERE) { return convt3d_host::active_mask({file, line, "__activemask"}); }
+
+#define CONVT3D_REDUCTION(name, type, expression)                                                        \
+  inline type __reduce_##name##_sync(unsigned mask, type value, CONVT3D_HERE) {                          \
+    struct Reduce {                                                                                      \
+      static type combine(type a, type b) { return expression; }                                         \
+    };                                                                                                   \
+    return convt3d_host::reduction<Reduce>(mask, value, {file, line, "__reduce_" #name "_sync"}).result; \
+  }
+CONVT3D_REDUCTION(add, unsigned, a + b)
+CONVT3D_REDUCTION(add, int, static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b)))
+CONVT3D_REDUCTION(min, unsigned, min(a, b))
+CONVT3D_REDUCTION(min, int, min(a, b))
+CONVT3D_REDUCTION(max, unsigned, max(a, b))
+CONVT3D_REDUCTION(max, int, max(a, b))
+CONVT3D_REDUCTION(and, unsigned, a& b)
+CONVT3D_REDUCTION(or, unsigned, a | b)
+CONVT3D_REDUCTION(xor, unsigned, a ^ b)
 
 namespace convt3d_host {
 
-template <class Bits, class T, class Change>
-T atomic_update(T* address, Change change) {
-  static_assert(sizeof(Bits) == sizeof(T), "the integer that carries the value has its size");
-  Bits* cell = reinterpret_cast<Bits*>(address);
-  Bits expected = __atomic_load_n(cell, __ATOMIC_RELAXED);
-  for (;;) {
-    T before, after;
-    memcpy(&before, &expected, sizeof before);
-    after = change(before);
-    Bits desired;
-    memcpy(&desired, &after, sizeof desired);
-    if (__atomic_compare_exchange_n(cell, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return before;
+struct TakeFirst {
+  template <class T>
+  static T combine(T a, T) {
+    return a;
   }
-}
+};
 
 }  // namespace convt3d_host
 
-inline float atomicAdd(float* address, float value) {
-  return convt3d_host::atomic_update<uint32_t>(address, [=](float before) { return before + value; });
-}
-inline double atomicAdd(double* address, double value) {
-  return convt3d_host::atomic_update<uint64_t>(address, [=](double before) { return before + value; });
-}
-
-#define CONVT3D_INTEGER_ATOMICS(type)                                                                                 \
-  inline type atomicAdd(type* address, type value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }   \
-  inline type atomicExch(type* address, type value) { return __atomic_exchange_n(address, value, __ATOMIC_RELAXED); } \
-  inline type atomicMax(type* address, type value) {                                                                  \
-    return convt3d_host::atomic_update<type>(address, [=](type before) { return before > value ? before : value; });  \
-  }                                                                                                                   \
-  inline type atomicMin(type* address, type value) {                                                                  \
-    return convt3d_host::atomic_update<type>(address, [=](type before) { return before < value ? before : value; });  \
-  }                                                                                                                   \
-  inline type atomicCAS(type* address, type expected, type desired) {                                                 \
-    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);              \
-    return expected;                                                                                                  \
-  }
-
-CONVT3D_INTEGER_ATOMICS(int)
-CONVT3D_INTEGER_ATOMICS(unsigned)
-CONVT3D_INTEGER_ATOMICS(unsigned long long)
-
-// ---- arithmetic ----
-
-template <class A, class B>
-constexpr std::common_type_t<A, B> min(A a, B b) {
-  return b < a ? b : a;
-}
-template <class A, class B>
-constexpr std::common_type_t<A, B> max(A a, B b) {
-  return a < b ? b : a;
-}
+// The lanes whose value has the same bits.
 template <class T>
-T __ldg(const T* address) {
-  return *address;
+unsigned __match_any_sync(unsigned mask, T value, CONVT3D_HERE) {
+  return convt3d_host::reduction<convt3d_host::TakeFirst>(mask, value, {file, line, "__match_any_sync"}).same;
 }
-inline float __uint_as_float(unsigned bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
+
+template <class T>
+unsigned __match_all_sync(unsigned mask, T value, int* all, CONVT3D_HERE) {
+  const unsigned same = convt3d_host::reduction<convt3d_host::TakeFirst>(mask, value, {file, line, "__match_all_sync"}).same;
+  const unsigned members = convt3d_host::vote(mask, true, {file, line, "__match_all_sync"}).members;
+  *all = same == members;
+  return *all ? members : 0;
 }
-inline unsigned __float_as_uint(float value) {
-  unsigned bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-inline float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
-// Each of four bytes by a digit of the selector, from eight: those of x, then those of y.
-inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
-  const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
-  unsigned result = 0;
-  for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> (selector >> i * 4 & 7) * 8 & 0xff) << i * 8;
-  return result;
-}
-inline int __float_as_int(float value) { return static_cast<int>(__float_as_uint(value)); }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
-inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
-inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
-inline int __ffs(int bits) { return __builtin_ffs(bits); }
-inline int __mul24(int a, int b) { return a * b; }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32); }

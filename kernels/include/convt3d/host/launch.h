@@ -2,6 +2,7 @@
 #pragma once
 
 #include "block.h"
+#include "faults.h"
 
 #include <type_traits>
 #include <utility>
@@ -42,17 +43,23 @@ CONVT3D_RUNTIME inline void lay_out_threads(Index3 block) {
 
 CONVT3D_RUNTIME inline void lay_out_shared(size_t dynamic_bytes) {
   if (state.arena == nullptr) {
-    state.arena = map_pages(arena_bytes);
-    volatile char* arena = state.arena;
-    for (size_t i = 0; i < arena_bytes; ++i) arena[i] = static_cast<char>(0xff);  // NaN past a variable's end, too
+    char* pages = map_pages(arena_bytes + 2 * arena_guard);
+    mprotect(pages, arena_guard, PROT_NONE);
+    mprotect(pages + arena_guard + arena_bytes, arena_guard, PROT_NONE);
+    state.arena = pages + arena_guard;
+    state.arena_used = arena_bytes;
   }
+#if !defined(CONVT3D_ASAN)
+  volatile uint64_t* arena = reinterpret_cast<volatile uint64_t*>(state.arena);  // NaN past a variable's end, too
+  for (size_t i = 0; i < (state.arena_used + 7) / 8; ++i) arena[i] = ~uint64_t{0};
+#endif
   ++state.generation;
-  state.arena_used = state.static_used = 0;
+  state.arena_used = state.static_used = state.shared_count = 0;
   state.dynamic_bytes = dynamic_bytes;
 #if defined(CONVT3D_ASAN)
   __asan_poison_memory_region(state.arena, arena_bytes);
 #endif
-  state.dynamic = place_shared(dynamic_bytes, 1024);
+  state.dynamic = place_shared(dynamic_bytes, 1024, "dynamic shared memory");
 }
 
 // Run `blocks` blocks from number `first` on, x fastest; with a seed, blocks, threads and wake-ups go in an order drawn from it.
@@ -68,9 +75,7 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
   lay_out_threads(blockDim);
   lay_out_shared(dynamic_bytes);
   tsan_release(&state.begin_sync);
-#if !defined(CONVT3D_TSAN)
-  prepare_fibers(0, state.count);
-#endif
+  state.fresh = state.idle_count = 0;
   uint64_t step = 1, offset = 0;
   if (seed != 0 && blocks > 1) {
     offset = draw(static_cast<unsigned>(blocks > 0xffffffffu ? 0xffffffffu : blocks));
@@ -86,6 +91,8 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
     position += step;
     if (position >= blocks) position -= blocks;
   }
+  look_at_red_zones(true);
+  if (state.failed) state.arena_used = arena_bytes;  // whatever was written there, the next launch finds none of it
   tsan_acquire(&state.launch_sync);
   return state.failed ? 1 : 0;
 }
@@ -102,6 +109,7 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
     return convt3d_entries[kernel].count;                                                                                    \
   }                                                                                                                          \
   CONVT3D_EXPORTED const char* convt3d_message() { return convt3d_host::state.message; }                                     \
+  CONVT3D_EXPORTED CONVT3D_RUNTIME void convt3d_report_faults() { convt3d_host::report_faults(); }                           \
   CONVT3D_EXPORTED CONVT3D_RUNTIME void convt3d_release() { convt3d_host::release_fibers(); }                                \
   CONVT3D_EXPORTED size_t convt3d_static_shared_bytes() { return convt3d_host::state.static_used; }                          \
   CONVT3D_EXPORTED CONVT3D_RUNTIME int convt3d_launch(unsigned kernel, const unsigned* grid, const unsigned* block,          \

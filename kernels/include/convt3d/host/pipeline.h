@@ -1,13 +1,16 @@
 // mbarriers and bulk copies on the host: a wait parks the fiber, a barrier that can never end its phase is a deadlock with a
-// place. A bulk copy is done by whoever waits for it, as late as it can be, so that reading early finds the poison.
+// place. A bulk copy's target is poison from when it is issued; it is done by whoever waits for it, as late as it can be, or (in half of
+// the blocks of a shuffled order) some of them at once.
 #pragma once
 
+#include "async_proxy.h"
 #include "block.h"
 #include "cuda_language.h"
 
 struct alignas(8) Mbarrier {
   uint64_t arrivals : 12, missing : 12, phase : 1;
-  int64_t bytes : 39;
+  uint64_t is_fenced : 1, is_behind : 1;  // the async proxy knows it; who arrived knew that the launch before has ended
+  int64_t bytes : 37;
 };
 static_assert(sizeof(Mbarrier) == 8, "as large as a GPU's");
 
@@ -28,6 +31,39 @@ struct CopyQueue {
 
 inline CopyQueue copy_queue{};
 
+// mbarriers that a thread has initialised and not fenced yet.
+struct FreshBarriers {
+  unsigned block_serial, count;
+  struct {
+    Mbarrier* barrier;
+    const Thread* thread;
+  } fresh[1024];
+};
+
+inline FreshBarriers fresh_barriers{};
+
+CONVT3D_RUNTIME inline void remember_barrier(Mbarrier* barrier) {
+  state.is_eager = state.random != 0 && draw(2) == 0;
+  FreshBarriers& all = fresh_barriers;
+  if (all.block_serial != state.block_serial) all.count = 0;
+  all.block_serial = state.block_serial;
+  if (all.count < 1024) all.fresh[all.count++] = {barrier, current};
+}
+
+CONVT3D_RUNTIME inline void fence_barriers() {
+  FreshBarriers& all = fresh_barriers;
+  if (all.block_serial != state.block_serial) return;
+  unsigned kept = 0;
+  for (unsigned i = 0; i < all.count; ++i) {
+    if (all.fresh[i].thread == current) {
+      all.fresh[i].barrier->is_fenced = 1;
+    } else {
+      all.fresh[kept++] = all.fresh[i];
+    }
+  }
+  all.count = kept;
+}
+
 // On a GPU such a copy would land in the shared memory of the block that comes next.
 CONVT3D_RUNTIME inline void require_no_copies() {
   if (copy_queue.block_serial != state.block_serial || copy_queue.count == 0) return;
@@ -43,6 +79,7 @@ CONVT3D_RUNTIME inline void check_mbarrier(const Mbarrier* barrier, Site site) {
 }
 
 CONVT3D_RUNTIME inline void wake_waiters(const Mbarrier* barrier) {
+  begin_waking();
   for (unsigned i = 0; i < state.count; ++i) {
     if (state.threads[i].state == State::at_mbarrier && state.threads[i].slot == barrier) {
       state.threads[i].state = State::running;
@@ -66,13 +103,18 @@ CONVT3D_RUNTIME inline void arrive(Mbarrier* barrier, unsigned bytes, Site site)
     abandon_block();
   }
   tsan_release(reinterpret_cast<char*>(barrier));
+  if (current->is_behind) barrier->is_behind = 1;
   barrier->bytes += bytes;
   barrier->missing -= 1;
   end_phase_if_complete(barrier);
+  give_way();
 }
 
 // Not part of the runtime to the sanitizers: the bytes are the kernel's.
-inline void copy_bytes(const PendingCopy& copy) { memcpy(copy.target, copy.source, copy.bytes); }
+inline void copy_bytes(const PendingCopy& copy) {
+  memcpy(copy.target, copy.source, copy.bytes);
+  show_async(static_cast<const char*>(copy.target), copy.bytes);
+}
 
 CONVT3D_RUNTIME inline void finish_copies(Mbarrier* barrier) {
   unsigned kept = 0;
@@ -101,7 +143,8 @@ CONVT3D_RUNTIME inline void finish_copies(Mbarrier* barrier) {
 CONVT3D_RUNTIME inline void wait_for_phase(Mbarrier* barrier, unsigned parity, Site site) {
   Thread* self = current;
   check_mbarrier(barrier, site);
-  finish_copies(barrier);
+  // Copies of a later phase may have landed by now, or not.
+  if (barrier->phase == parity || state.random == 0 || draw(2) == 0) finish_copies(barrier);
   while (barrier->phase == parity) {
     self->site = site;
     self->slot = barrier;
@@ -111,22 +154,21 @@ CONVT3D_RUNTIME inline void wait_for_phase(Mbarrier* barrier, unsigned parity, S
     finish_copies(barrier);
   }
   tsan_acquire(reinterpret_cast<char*>(barrier));
+  if (barrier->is_behind) self->is_behind = true;
 }
-
-}  // namespace convt3d_host
-
-namespace convt3d_host {
 
 inline Mbarrier* mbarrier_at(unsigned address) { return reinterpret_cast<Mbarrier*>(state.arena + address); }
 
 }  // namespace convt3d_host
 
 inline void mbarrier_init(unsigned barrier, int arrivals) {
-  Mbarrier& fresh = *convt3d_host::mbarrier_at(barrier);
+  using namespace convt3d_host;
+  Mbarrier& fresh = *mbarrier_at(barrier);
   fresh = {};
   fresh.arrivals = fresh.missing = static_cast<unsigned>(arrivals) & 0xfffu;
+  remember_barrier(&fresh);
 }
-inline void mbarrier_fence_init() {}
+inline void mbarrier_fence_init() { convt3d_host::fence_barriers(); }
 inline void mbarrier_arrive(unsigned barrier, CONVT3D_HERE) {
   convt3d_host::arrive(convt3d_host::mbarrier_at(barrier), 0, {file, line, "mbarrier_arrive"});
 }
@@ -155,9 +197,23 @@ CONVT3D_RUNTIME inline void bulk_copy(unsigned target, const void* source, unsig
                      bytes, file, line);
     abandon_block();
   }
+  const Site site = {file, line, "bulk_copy"};
+  check_mbarrier(counter, site);
+  if (!counter->is_fenced) {
+    describe_failure(
+        "missing fence: bulk copy at %s:%d counts in at an mbarrier that was initialised with no mbarrier_fence_init behind",
+        file, line);
+    abandon_block();
+  }
+  require_filled(source, bytes, site);
+  for (volatile uint64_t* word = reinterpret_cast<uint64_t*>(place); word < reinterpret_cast<uint64_t*>(place + bytes);) {
+    *word++ = ~uint64_t{0};
+  }
+  show_async(place, bytes);
   tsan_release(reinterpret_cast<char*>(counter));
-  copy_queue.copies[copy_queue.count++] = {place, source, bytes, counter, {file, line, "bulk_copy"}};
+  copy_queue.copies[copy_queue.count++] = {place, source, bytes, counter, site};
   wake_waiters(counter);
+  if (state.is_eager && counter->bytes >= bytes && draw(8) != 0) finish_copies(counter);  // it may be quick, too
 }
 
 // A barrier of 128 threads is an mbarrier at which all of them arrive and wait.
@@ -166,14 +222,17 @@ CONVT3D_RUNTIME inline void sync_warpgroup(int warpgroup, CONVT3D_HERE) {
   static Mbarrier barriers[most_sets][max_threads / 128];
   static unsigned serials[most_sets][max_threads / 128];
   Mbarrier* const barrier = &barriers[state.set][warpgroup];
-  if (serials[state.set][warpgroup] != state.block_serial) *barrier = {128, 128, 0, 0};
+  if (serials[state.set][warpgroup] != state.block_serial) *barrier = {128, 128, 0, 1, 0, 0};
   serials[state.set][warpgroup] = state.block_serial;
   const unsigned parity = barrier->phase;
   arrive(barrier, 0, {file, line, "sync_warpgroup"});
   wait_for_phase(barrier, parity, {file, line, "sync_warpgroup"});
 }
 
-inline void fence_async() {}
+inline void fence_async() {
+  convt3d_host::fence_barriers();
+  convt3d_host::show_stores();
+}
 template <int registers>
 inline void give_registers() {}
 template <int registers>

@@ -4,3 +4,4 @@
 #include "block.h"
 #include "cuda_language.h"
 #include "launch.h"
+#include "specialized.h"

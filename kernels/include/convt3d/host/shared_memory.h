@@ -72,7 +72,7 @@ CONVT3D_RUNTIME inline void require_copyable(const char* target, const void* sou
   } else if (source_bytes < 0 || source_bytes > bytes) {
     broken = "it reads more than it writes";
   }
-  if (broken == nullptr) return;
+  if (broken == nullptr) return require_filled(source, static_cast<size_t>(source_bytes), site);
   describe_failure("cp.async of %d bytes at %s:%d: %s", bytes, site.file, site.line, broken);
   abandon_block();
 }

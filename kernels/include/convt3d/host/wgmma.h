@@ -1,5 +1,6 @@
 // wgmma on the host. Each thread computes its own fragment of D, and not before it waits for it: a wait that is missing, or an
 // operand that was overwritten too early, gives wrong numbers here as it would on a GPU. Descriptors are read bit by bit.
+// Registers of products in flight are poison, and what is written to registers reaches wgmma by a `wgmma_fence` alone.
 #pragma once
 
 #include "convt3d/host/mma.h"
@@ -39,33 +40,120 @@ __forceinline__ float operand_value(const operand_t& element) {
   return value;
 }
 
+// Registers of a thread that products use, as wgmma has them: what they held at the thread's last fence, and while products are in flight
+// the sums so far.
+struct Registers {
+  unsigned* place;
+  unsigned count, in_flight;
+  unsigned seen[128];
+};
+
 struct PendingProduct {
   unsigned a, b;
-  float* d;
+  unsigned sums;  // a number among the thread's registers
   int columns;
   bool accumulate;
   unsigned group, row_step;
   // A in registers: where this thread has its own, what they held, and the thread's rows put together from its neighbours'.
   const unsigned* registers;
-  unsigned held[4];
+  unsigned held[4], fragment;
   operand_t rows[2][operand_k];
+  Digest digest;  // of what it reads of shared memory; a warpgroup's first thread has it
   Site site;
 };
 
 struct ProductQueue {
   unsigned block_serial, committed, count;
   PendingProduct products[256];
+  bool is_fenced;  // at all
+  Registers* registers;
+  unsigned used, capacity;
 };
 
 inline ProductQueue product_queues[max_threads]{};
+
+// Whose sums never came may have been read all the same.
+CONVT3D_RUNTIME inline void require_no_products() {
+  for (unsigned i = 0; i < state.count; ++i) {
+    const ProductQueue& queue = product_queues[i];
+    if (queue.block_serial != state.block_serial || queue.count == 0) continue;
+    const Index3 index = state.threads[i].index;
+    const Site site = queue.products[0].site;
+    describe_failure(
+        "missing wait: thread (%u, %u, %u) ended with %u products in flight, the first of %s at %s:%d (wgmma_wait)", index.x,
+        index.y, index.z, queue.count, site.what, site.file, site.line);
+    return;
+  }
+}
 
 CONVT3D_RUNTIME inline ProductQueue& product_queue() {
   ProductQueue& queue = product_queues[current - state.threads];
   if (queue.block_serial != state.block_serial) {
     queue.block_serial = state.block_serial;
-    queue.committed = queue.count = 0;
+    queue.committed = queue.count = queue.used = 0;
+    queue.is_fenced = false;
+    state.at_end[2] = require_no_products;
   }
   return queue;
+}
+
+[[noreturn]] CONVT3D_RUNTIME inline void refuse_product(const char* kind, Site site, const char* why) {
+  describe_failure("%s: %s at %s:%d %s", kind, site.what, site.file, site.line, why);
+  abandon_block();
+}
+
+// Whether registers hold what wgmma has of them. Not by memcmp: they may be of a function that has returned.
+CONVT3D_RUNTIME inline bool holds_what_is_seen(const Registers& registers) {
+  const volatile unsigned* place = registers.place;
+  for (unsigned i = 0; i < registers.count; ++i) {
+    if (place[i] != registers.seen[i]) return false;
+  }
+  return true;
+}
+
+CONVT3D_RUNTIME inline void see(Registers& registers) {
+  const volatile unsigned* place = registers.place;
+  for (unsigned i = 0; i < registers.count; ++i) registers.seen[i] = place[i];
+}
+
+// The number of these registers, for a product that uses them now. What is written to them before they are first used any fence makes
+// seen, for it is not known yet that they are a product's; later a fence does that comes behind.
+CONVT3D_RUNTIME inline unsigned use_registers(ProductQueue& queue, const void* at, unsigned count, Site site) {
+  unsigned* const place = static_cast<unsigned*>(const_cast<void*>(at));
+  unsigned number = queue.used;
+  bool known = false;
+  for (unsigned i = 0; i < queue.used && !known; ++i) {
+    Registers& other = queue.registers[i];
+    known = other.place == place && other.count == count;
+    if (!known && (other.place >= place + count || place >= other.place + other.count)) continue;
+    if (!known && other.in_flight != 0) refuse_product("product in flight", site, "uses registers of another product");
+    if (!known) other.count = 0;
+    number = i;
+  }
+  if (number == queue.capacity) {
+    queue.capacity = 2 * queue.capacity + 8;
+    queue.registers = static_cast<Registers*>(realloc(queue.registers, queue.capacity * sizeof(Registers)));
+  }
+  if (number == queue.used) ++queue.used;
+  Registers& registers = queue.registers[number];
+  if (!known) {
+    registers.place = place;
+    registers.count = count;
+    registers.in_flight = 0;
+    see(registers);
+  }
+  if (registers.in_flight++ == 0 && (!queue.is_fenced || !holds_what_is_seen(registers))) {
+    refuse_product("missing fence", site, "uses registers that were written with no wgmma_fence behind");
+  }
+  return number;
+}
+
+CONVT3D_RUNTIME inline void fence_registers() {
+  ProductQueue& queue = product_queue();
+  queue.is_fenced = true;
+  for (unsigned i = 0; i < queue.used; ++i) {
+    if (queue.registers[i].in_flight == 0) see(queue.registers[i]);
+  }
 }
 
 // One row of A, or one column of B, as its descriptor places it.
@@ -82,6 +170,52 @@ inline void load_operand(unsigned descriptor, size_t row_step, int row, float (&
 
 typedef double Pair __attribute__((vector_size(16)));  // of two rows
 
+// Where an operand's cores lie: `rows` / 8 of them, `row_step` apart, and so many again for the second half of K.
+template <class Action>
+CONVT3D_RUNTIME void for_cores(unsigned descriptor, size_t row_step, int rows, Action action) {
+  const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4;
+  const int together = row_step == 128 ? rows / 8 : 1;
+  for (const size_t half : {start, start + k_step}) {
+    for (int core = 0; core < rows / 8; core += together) {
+      const size_t at = half + static_cast<size_t>(core) * row_step, bytes = static_cast<size_t>(together) * 128;
+      if (at + bytes <= arena_bytes) action(state.arena + at, bytes);
+    }
+  }
+}
+
+template <class Action>
+CONVT3D_RUNTIME void for_operands(const PendingProduct& product, Action action) {
+  if (product.registers == nullptr) for_cores(product.a, product.row_step, 64, action);
+  for_cores(product.b, 128, product.columns, action);
+}
+
+CONVT3D_RUNTIME inline Digest digest_of(const PendingProduct& product) {
+  Digest digest{};
+  for_operands(product, [&](const char* place, size_t bytes) { digest.add(place, bytes); });
+  return digest;
+}
+
+// The sums so far, from a product's registers or back.
+CONVT3D_RUNTIME inline void exchange_sums(const PendingProduct& product, float (&sums)[128], bool back) {
+  volatile unsigned* seen = product_queue().registers[product.sums].seen;
+  volatile float* own = sums;
+  for (int i = 0; i < product.columns / 2; ++i) {
+    if (back) {
+      seen[i] = __float_as_uint(own[i]);
+    } else {
+      own[i] = __uint_as_float(seen[i]);
+    }
+  }
+}
+
+// Where the sums belong when this was the last product in flight that makes them.
+CONVT3D_RUNTIME inline float* end_product(const PendingProduct& product) {
+  ProductQueue& queue = product_queue();
+  if (product.registers != nullptr) --queue.registers[product.fragment].in_flight;
+  Registers& registers = queue.registers[product.sums];
+  return --registers.in_flight == 0 ? reinterpret_cast<float*>(registers.place) : nullptr;
+}
+
 inline void multiply(const PendingProduct& product) {
   const int thread = static_cast<int>(current - state.threads) % 128, lane = thread % 32;
   const int row = thread / 32 * 16 + lane / 4;
@@ -94,15 +228,20 @@ inline void multiply(const PendingProduct& product) {
       for (int k = 0; k < operand_k; ++k) a[half][k] = operand_value(product.rows[half][k]);
     }
     if (memcmp(product.registers, product.held, sizeof product.held) != 0) {
-      describe_failure("registers that a product at %s:%d reads were changed before it ended", product.site.file,
-                       product.site.line);
+      describe_failure("product in flight: registers that a product at %s:%d reads were changed before it ended",
+                       product.site.file, product.site.line);
       abandon_block();
     }
   }
+  if (thread == 0 && digest_of(product) != product.digest) {
+    refuse_product("stale stage", product.site, "reads shared memory that was written over before it had ended");
+  }
+  float sums[128];
+  exchange_sums(product, sums, false);
   Pair rows[operand_k];
   for (int k = 0; k < operand_k; ++k) rows[k] = Pair{a[0][k], a[1][k]};
   for (int tile = 0; tile < product.columns / 8; ++tile) {
-    float* d = product.d + tile * 4;
+    float* d = sums + tile * 4;
     load_operand(product.b, 128, tile * 8 + lane % 4 * 2, b[0]);
     load_operand(product.b, 128, tile * 8 + lane % 4 * 2 + 1, b[1]);
     Pair left{}, right{};
@@ -115,6 +254,14 @@ inline void multiply(const PendingProduct& product) {
       d[half * 2] = cut_off(left[half]);
       d[half * 2 + 1] = cut_off(right[half]);
     }
+  }
+  exchange_sums(product, sums, true);
+  float* const d = end_product(product);
+  for (int i = 0; d != nullptr && i < product.columns / 2; ++i) {
+    if (__float_as_uint(d[i]) != ~0u) {
+      refuse_product("product in flight", product.site, "has sums that were touched before they had been waited for");
+    }
+    memcpy(&d[i], &sums[i], sizeof sums[i]);
   }
 }
 
@@ -136,15 +283,26 @@ CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, size_t row_step,
 
 // Take a place in the queue.
 CONVT3D_RUNTIME inline PendingProduct& queue_product(float* d, unsigned a, unsigned b, bool accumulate, int columns,
-                                                     unsigned row_step, Site site) {
+                                                     unsigned row_step, const unsigned* registers, Site site) {
   ProductQueue& queue = product_queue();
+  if (registers == nullptr) require_landed(a, row_step, 64, site);
   require_landed(b, 128, columns, site);
   if (queue.count == sizeof queue.products / sizeof *queue.products) {
     describe_failure("more than %u wgmma without a wait", queue.count);
     abandon_block();
   }
-  PendingProduct& product = queue.products[queue.count++];
-  product = {a, b, d, columns, accumulate, queue.committed, row_step, nullptr, {}, {}, site};
+  PendingProduct& product = queue.products[queue.count];
+  product = {a, b, 0, columns, accumulate, queue.committed, row_step, registers, {}, 0, {}, {}, site};
+  if ((current - state.threads) % 128 == 0) {
+    for_operands(product, [&](const char* place, size_t bytes) { require_fenced(place, bytes, site); });
+    product.digest = digest_of(product);
+  }
+  if (registers != nullptr) product.fragment = use_registers(queue, registers, 4, site);
+  product.sums = use_registers(queue, d, static_cast<unsigned>(columns) / 2, site);
+  ++queue.count;
+  const Registers& sums = queue.registers[product.sums];
+  volatile unsigned* place = sums.place;
+  for (unsigned i = 0; sums.in_flight == 1 && i < sums.count; ++i) place[i] = ~0u;
   return product;
 }
 
@@ -171,28 +329,27 @@ CONVT3D_RUNTIME inline void combine_rows(void* const (&slots)[warp_threads]) {
 
 }  // namespace convt3d_host
 
-CONVT3D_RUNTIME inline void wgmma_rows(float* d, unsigned a, unsigned row_step, unsigned b, unsigned accumulate, int columns,
-                                       CONVT3D_HERE) {
-  const convt3d_host::Site site = {file, line, "wgmma"};
-  convt3d_host::require_landed(a, row_step, 64, site);
-  convt3d_host::queue_product(d, a, b, accumulate != 0, columns, row_step, site);
+inline void wgmma_rows(float* d, unsigned a, unsigned row_step, unsigned b, unsigned accumulate, int columns, CONVT3D_HERE) {
+  convt3d_host::queue_product(d, a, b, accumulate != 0, columns, row_step, nullptr, {file, line, "wgmma"});
 }
 
-CONVT3D_RUNTIME inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns, CONVT3D_HERE) {
+inline void wgmma(float* d, unsigned a, unsigned b, unsigned accumulate, int columns, CONVT3D_HERE) {
   wgmma_rows(d, a, 128, b, accumulate, columns, file, line);
 }
 
 CONVT3D_RUNTIME inline void wgmma_registers(float* d, const unsigned (&a)[4], unsigned b, unsigned accumulate, int columns,
                                             CONVT3D_HERE) {
   using namespace convt3d_host;
-  PendingProduct& product = queue_product(d, 0, b, accumulate != 0, columns, 128, {file, line, "wgmma_registers"});
-  product.registers = a;
+  PendingProduct& product = queue_product(d, 0, b, accumulate != 0, columns, 128, a, {file, line, "wgmma_registers"});
   memcpy(product.held, a, sizeof product.held);
   warp_collective(0xffffffffu, &product, combine_rows, product.site);
 }
 
 // `.sync.aligned`: the lanes of a warp meet, and one that is elsewhere is reported.
-inline void wgmma_fence(CONVT3D_HERE) { convt3d_host::vote(0xffffffffu, true, {file, line, "wgmma_fence"}); }
+inline void wgmma_fence(CONVT3D_HERE) {
+  convt3d_host::fence_registers();
+  convt3d_host::vote(0xffffffffu, true, {file, line, "wgmma_fence"});
+}
 CONVT3D_RUNTIME inline void wgmma_commit() { ++convt3d_host::product_queue().committed; }
 
 template <int pending>

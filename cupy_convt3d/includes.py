@@ -1,0 +1,157 @@
+"""Which headers a source includes, through other headers too. No compiler is asked: what is included on some condition counts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from . import scratch
+from .errors import KernelError, printable
+
+VARIABLE = "CONVT3D_INCLUDE"  # folders that kernels may include from, besides their own
+
+QUOTED = re.compile(r'^(?P<before>[ \t]*#[ \t]*include[ \t]*)"(?P<name>[^"\n\0]+)"', re.MULTILINE)
+_SPACE = r"(?:[ \t\v\f\0]|/\*.*?\*/)*"
+# Comments may stand between the words. One that holds a whole directive counts as one: a file too many does no harm.
+_DIRECTIVE = re.compile(
+    rf'(?:^|\*/){_SPACE}(?:#|%:|\?\?=){_SPACE}(?:include_next|include|import|embed){_SPACE}(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>|(?P<macro>\w+))',
+    re.MULTILINE | re.DOTALL,
+)
+_ASKED = re.compile(r'__has_(?:include|embed)\w*\s*\(\s*(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>)')
+_SPLICE = re.compile(r"\\[ \t\v\f\0]*\n")  # of two lines, in the middle of a word too
+_STAND_INS = {True: "convt3d/host/shim", False: "convt3d/standard"}  # for the headers of CUDA and C++, on the host and for NVRTC
+_HOST = "convt3d/host/"
+
+Names = tuple[tuple[str, bool], ...]
+
+
+def headers(texts: Iterable[str], root: Path, overlay: Mapping[str, str], host: bool) -> dict[str, str]:
+    """Return the texts of the headers under `root` that sources include, by their names under it, in order.
+
+    Where one includes what is not there, such as a header of CUDA's, all stand-ins for such headers count: it may include them in turn.
+    Where the name is a macro every file counts.
+
+    Args:
+        texts: of the sources.
+        root: the include directory.
+        overlay: texts in the place of files under `root`, or beside them.
+        host: for the host's compiler. NVRTC never sees what the headers under `root` include from `convt3d/host`.
+    """
+    found: dict[str, str] = {}
+    waiting: list[tuple[str | None, str]] = [(None, text) for text in texts]
+
+    def take(name: str) -> bool:
+        if name in found:
+            return True
+        text = overlay[name] if name in overlay else _text(root / name)
+        if text is not None:
+            found[name] = text
+            waiting.append((name, text))
+        return text is not None
+
+    while waiting:
+        file, text = waiting.pop()
+        names, by_macro = _names(text)
+        for name, is_quoted in names:
+            beside = [str(PurePosixPath(file).parent / name)] if file is not None and is_quoted else []
+            places = [os.path.normpath(place) for place in (*beside, name, f"{_STAND_INS[host]}/{name}")]
+            if not host and file is not None and not file.startswith(_HOST) and any(place.startswith(_HOST) for place in places):
+                continue
+            if not any(map(take, places)):
+                for other in _files(root / _STAND_INS[host]):
+                    take(str(other.relative_to(root)))
+        for other in _files(root) if by_macro else ():
+            take(str(other.relative_to(root)))
+    return dict(sorted(found.items()))
+
+
+@contextlib.contextmanager
+def tree(root: Path, overlay: Mapping[str, str]) -> Iterator[Path]:
+    """Give an include directory that has the overlay's files in the place of those of `root`: links to the others, for a while."""
+    if not overlay:
+        yield root
+        return
+    with scratch.directory("include-") as directory:
+        copy = Path(directory)
+        for file in _files(root):
+            if (name := str(file.relative_to(root))) not in overlay:
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                (copy / name).symlink_to(file)
+        for name, text in overlay.items():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+        yield copy
+
+
+@lru_cache(maxsize=1024)
+def _names(text: str) -> tuple[Names, bool]:
+    """Return what a text includes, each name with whether it stands in quotes, and whether it includes by a macro's name."""
+    found = _directives(text)
+    names = dict.fromkeys((m["quoted"] or m["angled"], m["quoted"] is not None) for m in found if m["quoted"] or m["angled"])
+    return tuple(names), any(m.groupdict().get("macro") for m in found)
+
+
+def _directives(text: str) -> list[re.Match[str]]:
+    joined = _SPLICE.sub("", text)
+    return [*_DIRECTIVE.finditer(joined), *_ASKED.finditer(joined)]
+
+
+def require_inside(text: str, shown: str, file: Path | None = None, folder: Path | None = None) -> None:
+    """Check that a stranger's text includes nothing but what lies in the kernel's folder, and names that include directories have.
+
+    `VARIABLE` allows other folders. What is included on some condition counts, and what stands in a comment.
+
+    Args:
+        text: of the file.
+        shown: what errors call it.
+        file: where it is; None: a string, which has no place.
+        folder: the kernel's.
+
+    Raises:
+        KernelError: it includes something else; names file, line, and how to allow it.
+    """
+    for match in _directives(text):
+        name, in_quotes, by_macro = match["quoted"] or match["angled"], match["quoted"] is not None, match.groupdict().get("macro")
+        why = "by a macro could be any file; write the file's own name" if by_macro else _outside(name, in_quotes, file, folder)
+        if why is not None:
+            word = by_macro or name
+            line = next((number for number, row in enumerate(text.split("\n"), 1) if word in row and "define" not in row), 1)
+            raise KernelError(f"{printable(shown, 200)}:{line}: #include of {printable(word, 200)} {why}")
+
+
+def _outside(name: str, in_quotes: bool, file: Path | None, folder: Path | None) -> str | None:
+    """Return why a name may not be included, None if it may."""
+    place = file.parent / name if file is not None and in_quotes else Path(name)
+    try:
+        found = os.path.isabs(name) or (file is not None and in_quotes and os.path.lexists(place))
+    except ValueError:  # no file can have that name
+        return None
+    if not found:  # one of an include directory's, or of none
+        return "leads out of the folders of headers" if ".." in PurePosixPath(name).parts else None
+    allowed = [Path(other) for other in os.environ.get(VARIABLE, "").split(os.pathsep) if other] + ([folder] if folder else [])
+    real = Path(os.path.realpath(place))
+    if not any(real.is_relative_to(os.path.realpath(other)) for other in allowed):
+        whose = f"the kernel's folder {printable(str(folder), 200)}" if folder is not None else "the package, and a string has no folder"
+        return f"lies outside of {whose}; set {VARIABLE} to the folders that kernels may include from as well"
+    return None if os.path.isfile(real) else "is no regular file"
+
+
+def _text(path: Path) -> str | None:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return _read(str(path), status.st_mtime_ns, status.st_size) if os.path.isfile(path) else None
+
+
+@lru_cache(maxsize=1024)
+def _read(path: str, mtime_ns: int, size: int) -> str:
+    return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())

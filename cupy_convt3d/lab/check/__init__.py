@@ -1,0 +1,494 @@
+"""`check`: is a kernel right for every combination of parameters, and if not, what is the smallest problem that shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
+from ... import limits, registry
+from ...backends.base import Backend
+from ...backends.host import check_sanitizer
+from ...dtypes import DTYPES
+from ...errors import BackendError, KernelError, ProblemError, shown
+from ...kernel import Kernel
+from ...problem import Problem
+from ...source import Instance
+from .. import strategies
+from ..progress import Progress
+from ..run.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems, largest_tensor, takes_far_strides
+from ..run.verify import APART, LATE, Outcome
+from ..run.worker import InProcess, Worker
+from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, WIDE
+from .examples import (
+    Example,
+    combinations,
+    configurations,
+    drawn_combinations,
+    fitting,
+    is_forced,
+    layouts,
+    reproduce,
+    tails,
+    tiles,
+    variants,
+)  # fmt: skip
+from .report import DRAWN, FAR_PROBLEMS, FAR_STRIDES, KIND, NAMED, SECOND_RUNS, TILES, CheckReport, Counterexample
+from .shrink import shrink_example
+
+__all__ = ["CheckReport", "Counterexample", "check", "default_backend", "other_gpu", "resolve"]
+
+
+_MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
+_SEEDS = st.builds(int.__add__, st.sampled_from((0, APART, LATE, LATE)), st.integers(0, APART - 2))  # of every kind of layout
+_MOST_HOST_THREADS = 2**16  # of a larger problem: a wgrad kernel has a block for each weight
+
+
+class _Found(BaseException):
+    """An example failed. Not an Exception, so that it leaves Hypothesis's engine at once, which would replay and shrink."""
+
+
+def resolve(kernel: Kernel | str | Path) -> Kernel:
+    """Return the kernel that is meant: one already, a path to FILE.cu, or a registered name.
+
+    Raises:
+        KernelError: there is none such, or the file's declaration is wrong.
+    """
+    if isinstance(kernel, Kernel):
+        return kernel
+    if not isinstance(kernel, (str, Path)):
+        raise KernelError(f"kernel={shown(kernel)}: must be a Kernel, a registered name or the path of FILE.cu")
+    if isinstance(kernel, Path) or str(kernel).endswith(".cu"):
+        return Kernel.from_file(kernel)
+    return registry.kernel(kernel)
+
+
+def default_backend() -> str:
+    """Return "cuda" where CuPy sees a GPU, else "host"."""
+    from ...backends.cuda import available
+
+    return "cuda" if available() else "host"
+
+
+def other_gpu(kernel: Kernel, backend: str) -> str | None:
+    """Return the sentence that says that a kernel is for other GPUs than this one; None where it is not, and on the host."""
+    return kernel.why_not_on(_gpu().arch) if backend == "cuda" else None
+
+
+def _gpu() -> Backend:
+    from ...backends.cuda import CudaBackend
+
+    return CudaBackend()
+
+
+def check(
+    kernel: Kernel | str | Path,
+    *,
+    backend: str | None = None,
+    examples: int = 200,
+    dtypes: Sequence[str] | None = None,
+    seed: int = 0,
+    sanitize: str | None = None,
+    progress: Progress | None = None,
+    time_limit_s: float = 10.0,
+    problem: Problem | None = None,
+    problems: Sequence[Problem] = (),
+    kinds: Sequence[str] | None = None,
+    in_process: bool = False,
+    sandbox: bool = False,
+) -> CheckReport:
+    """Check a kernel against the NumPy reference, in a child process, and shrink what fails.
+
+    First come the smallest problems of every named class of the parameter space, integers with exact results before rounding
+    errors, then `examples` drawn ones, steered towards the largest error.
+
+    Args:
+        kernel: a Kernel, the name of a registered one, or the path of a `.cu` file.
+        backend: "cuda" or "host"; None: cuda where there is a GPU.
+        examples: how many are drawn at random, over all dtypes.
+        dtypes: of the kernel's; None: all of them.
+        seed: of the random search; the same seed draws the same examples.
+        sanitize: "address" (with "undefined"), "undefined" or "thread"; host only.
+        progress: called with (examples done, examples in all, what is being done).
+        time_limit_s: an example that takes longer is a hang; a large one gets more (`limits.time_limit_s`).
+        problem: check only this one, with this seed.
+        problems: check only these, with this seed.
+        kinds: of `tensors.KINDS`, `tensors.SPECIAL_KINDS`, or "far" (tensors past 2^32 elements, host only); None: all.
+        in_process: no child process, for tools that watch one (compute-sanitizer, ncu, a debugger); without `sanitize`.
+        sandbox: take network, home directory and other processes away from the kernel, see docs/containment.md; host only.
+
+    Raises:
+        KernelError, CompileError, BackendError: the kernel, its dtype or the backend cannot be had at all.
+    """
+    search = _Search(resolve(kernel), backend or default_backend(), dtypes, kinds, sanitize, progress, time_limit_s)
+    search.only = (*problems, *([] if problem is None else [problem]))
+    start = time.perf_counter()
+    if FAR in (kinds or ()) and (search.report.backend != "host" or sanitize):
+        where = f"sanitize={sanitize!r}" if sanitize else f"backend={search.report.backend!r}"
+        raise BackendError(f"kind={FAR!r}, {where}: tensors past 2^32 elements are for the host backend, without a sanitizer")
+    if in_process and (sanitize or sandbox):
+        raise BackendError(f"sanitize={sanitize!r}, sandbox={sandbox}, in_process=True: these need a process of their own")
+    name = search.report.backend
+    own = InProcess(search.kernel, name) if in_process else Worker(search.kernel, name, sanitize, time_limit_s, sandboxed=sandbox)
+    with own as search.worker:
+        search.precompile(sanitize, alone=len(search.only) == 1)
+        try:
+            if search.only:
+                search.run_only(seed)
+            else:
+                search.run_all(examples, seed)
+        except _Found:
+            search.minimize()
+    if not search.only and search.pairs:
+        search.judge_coverage()
+    report = search.report
+    report.passed = report.counterexample is None and not report.missing and report.examples > 0
+    report.elapsed_s = time.perf_counter() - start
+    return report
+
+
+def first_failure(
+    worker: Worker,
+    kernel: Kernel,
+    *,
+    examples: int = 200,
+    dtypes: Sequence[str] | None = None,
+    kinds: Sequence[str] | None = None,
+    drawn_only: bool = False,
+) -> tuple[Example, Outcome] | None:
+    """Return the first example that fails in the same search as `check`'s, not shrunk, or None.
+
+    `drawn_only` leaves out all but the `examples` that are drawn at random.
+
+    Raises:
+        KernelError, CompileError, BackendError: as `check`.
+    """
+    search = _Search(kernel, worker.backend, dtypes, kinds, worker.sanitizer, None, worker.time_limit_s)
+    search.worker, worker.kernel = worker, kernel
+    try:
+        (search.run_random if drawn_only else search.run_all)(examples, 0)
+    except _Found:
+        return search.failure
+    finally:
+        worker.time_limit_s = search.time_limit_s
+    return None
+
+
+class _Search:
+    """The state of one `check`."""
+
+    worker: Worker | InProcess
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        backend: str,
+        dtypes: Sequence[str] | None,
+        kinds: Sequence[str] | None,
+        sanitize: str | None,
+        progress: Progress | None,
+        time_limit_s: float = 10.0,
+    ) -> None:
+        check_sanitizer(sanitize)
+        if not 0 < time_limit_s < float("inf"):
+            raise KernelError(f"time_limit_s={shown(time_limit_s)}: must be a number of seconds above 0")
+        if backend not in ("cuda", "host"):
+            raise BackendError(f"backend={backend!r}: must be cuda or host")
+        if sanitize is not None and backend != "host":
+            raise BackendError(f"sanitize={sanitize!r}: only the host backend has sanitizers, not {backend}")
+        for dtype in dtypes or ():
+            if dtype not in kernel.dtypes:
+                raise KernelError(f"{kernel.name} has no {dtype} instance (it has {', '.join(kernel.dtypes)})")
+        if unknown := set(kinds or ()) - {*KINDS, *SPECIAL_KINDS, FAR}:
+            raise KernelError(f"kind={sorted(unknown)[0]!r}: must be one of {', '.join((*KINDS, *SPECIAL_KINDS, FAR))}")
+        self.kernel, self.sanitize, self.progress, self.time_limit_s = kernel, sanitize, progress, time_limit_s
+        self.report = CheckReport(kernel.name, backend, tuple(dtypes or kernel.dtypes))
+        self.kinds, self.far_asked = kinds or (*KINDS, *SPECIAL_KINDS, FAR), FAR in (kinds or ())
+        self.pairs = combinations(self.report.dtypes, [kind for kind in self.kinds if kind != FAR])
+        if "exact_wide" in self.kinds and not set(self.report.dtypes) & set(WIDE):
+            self.report.leave_out(KIND, f"exact_wide: the sums of {', '.join(self.report.dtypes)} do not keep wide integers")
+        for kind in set(kinds or ()) & set(NARROW_KINDS):
+            if not set(self.report.dtypes) & set(NARROW):
+                self.report.leave_out(KIND, f"{kind}: is for {' and '.join(NARROW)}, not for {', '.join(self.report.dtypes)}")
+        self.configurations = configurations(kernel)
+        self.problems: set[Problem] = set()
+        self.only: tuple[Problem, ...] = ()
+        self.total = 0
+        self.failure: tuple[Example, Outcome] | None = None
+
+    def precompile(self, sanitize: str | None, alone: bool) -> None:
+        """Compile while the child is still importing; it then finds the binaries in the cache.
+
+        For a GPU many problems have a binary of their own: those of the problems that are known beforehand, on all cores. `alone`: one
+        problem is checked, whose binary the child compiles.
+        """
+        if self.report.backend == "host":
+            from ...backends.host import HostBackend
+
+            host = HostBackend(sanitize)
+            for dtype in self.report.dtypes[:1]:  # the others wait: a wrong kernel seldom gets to them
+                host.library(Instance(self.kernel, dtype))
+            return
+        if alone:
+            return
+        backend = self.gpu
+
+        def build(instance: Instance) -> None:
+            with contextlib.suppress(BackendError):  # the child says so, at its turn
+                backend.build(instance)
+
+        instances = dict.fromkeys(
+            backend.instance(kernel, dtype, kernel.plan(problem, dtype, backend.multiprocessors))
+            for kernel, problem, dtype in self.known_problems()
+            if not self.gpu_refuses(kernel, problem, dtype)
+        )
+        if self.progress is not None:
+            self.progress(0, 1, f"{self.kernel.name}: compiling for {len(instances)} kinds of problems")
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(build, instances))
+
+    def known_problems(self) -> Iterator[tuple[Kernel, Problem, str]]:
+        """Yield what `run_only`, or `run_edges` and `run_tails`, will run: kernel, problem, dtype."""
+        if self.only:
+            yield from ((self.kernel, problem, dtype) for dtype in self.report.dtypes for problem in self.only)
+            return
+        edges = self.edges()
+        for dtype in self.report.dtypes:
+            for problem in edges:
+                yield self.kernel, problem, dtype
+        for configuration in self.configurations:
+            for dtype in self.tail_dtypes(configuration):
+                for problem in (*tails(configuration, dtype), *(problem for problem, _ in layouts(configuration, dtype))):
+                    yield configuration, problem, dtype
+
+    def run(self, group: str, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+        """Run one example of the worker's kernel and count it, in one of the report's groups.
+
+        Raises:
+            _Found: it failed; `failure` has it.
+        """
+        # A far example is left out after the limit itself: it may have more to do than the host can in any.
+        self.worker.time_limit_s = self.time_limit_s if kind == FAR else limits.time_limit_s(problem, self.time_limit_s)
+        report, outcome = self.report, self.worker.verify(problem, dtype, kind, seed)
+        if kind == FAR and outcome.message.startswith("hang"):
+            outcome = Outcome(True, message=outcome.message.partition(";")[0])
+        if outcome.ok and outcome.message:
+            report.leave_out(group, outcome.message)
+            return outcome
+        self.problems.add(problem)
+        report.examples, report.distinct_problems = report.examples + 1, len(self.problems)
+        report.tried[group] = report.tried.get(group, 0) + 1
+        if not outcome.ok:
+            self.failure = (Example(self.worker.kernel, problem, dtype, kind, seed), outcome)
+            raise _Found
+        if kind == "random":
+            report.ratios.append(outcome.ratio)
+            report.worst_ratio = max(report.worst_ratio, outcome.ratio)
+        if self.sanitize == "thread":
+            report.leave_out(SECOND_RUNS, "the thread sanitizer sees a race in any order of threads")
+        if self.progress is not None:
+            self.progress(report.examples, max(self.total, report.examples), f"{self.kernel.name} {dtype} {kind}")
+        return outcome
+
+    @cached_property
+    def gpu(self) -> Backend:
+        return _gpu()
+
+    def gpu_refuses(self, kernel: Kernel, problem: Problem, dtype: str) -> bool:
+        """Whether this GPU, if kernels run on one, is none that a kernel is for, or has too little shared memory for the problem."""
+        return self.report.backend == "cuda" and self.gpu.why_not(kernel, problem, dtype) is not None
+
+    def refusal(self, kernel: Kernel, problem: Problem, dtype: str) -> str | None:
+        return self.gpu.why_not(kernel, problem, dtype) if self.report.backend == "cuda" else kernel.why_not(problem, dtype)
+
+    def accepts(self, problem: Problem, dtype: str) -> bool:
+        return self.refusal(self.kernel, problem, dtype) is None
+
+    def refused(self, group: str, problem: Problem, dtype: str, kernel: Kernel | None = None) -> None:
+        self.report.leave_out(group, self.refusal(kernel or self.kernel, problem, dtype) or "")
+
+    def run_all(self, examples: int, seed: int) -> None:
+        if self.pairs:
+            self.run_edges(examples)
+            self.run_tails()
+        if FAR in self.kinds:
+            self.run_far()
+        if self.pairs:
+            self.run_random(examples, seed)
+
+    def run_only(self, seed: int) -> None:
+        pairs = (*self.pairs, *((FAR, dtype) for dtype in self.report.dtypes if self.far_asked))
+        self.total = len(self.only) * len(pairs)
+        for problem, (kind, dtype) in product(self.only, pairs):
+            group = FAR_PROBLEMS if kind == FAR else NAMED
+            if self.accepts(problem, dtype):
+                self.run(group, problem, dtype, kind, seed)
+            else:
+                self.refused(group, problem, dtype)
+
+    def edges(self) -> list[Problem]:
+        """Return the smallest problem of each class that the kernel can do, or the one nearest to it, whatever its classes."""
+        fits = ((fitting(self.kernel, p, dtype), dtype) for p in strategies.EDGE_PROBLEMS for dtype in self.report.dtypes)
+        chosen = dict.fromkeys(fit for fit, dtype in fits if fit is not None and not self.gpu_refuses(self.kernel, fit, dtype))
+        for holds in strategies.FEATURES.values():
+            if not any(map(holds, chosen)):
+                chosen.update(dict.fromkeys(self.allowed(filter(holds, strategies.EDGE_PROBLEMS), holds)))
+        return list(chosen)
+
+    def allowed(self, problems: Iterable[Problem], holds: Callable[[Problem], bool]) -> list[Problem]:
+        """Return the first of the problems and their variants that the kernel can do, or nothing."""
+        for problem in problems:
+            for candidate in filter(holds, variants(problem)):
+                if any(self.accepts(candidate, dtype) for dtype in self.report.dtypes):
+                    return [candidate]
+        return []
+
+    def run_edges(self, examples: int) -> None:
+        edges, pairs = self.edges(), self.pairs
+        for problem, dtype in product(strategies.EDGE_PROBLEMS, self.report.dtypes):
+            if fitting(self.kernel, problem, dtype) is None:
+                self.refused(NAMED, problem, dtype)
+        self.total = len(edges) * len(pairs) + examples
+        for kind, dtype in pairs:
+            first = LATE if kind == "random" else 0  # there tensors begin anywhere, not on whole vectors
+            for number, problem in enumerate(edges, first):
+                if self.accepts(problem, dtype):
+                    self.run(NAMED, problem, dtype, kind, number)  # the seed draws the layout too: 0 is contiguous
+                else:
+                    self.refused(NAMED, problem, dtype)
+
+    def tail_dtypes(self, configuration: Kernel) -> list[str]:
+        """Return the dtypes in which a configuration gets its tails: of one that `check` forces one wide and one narrow type."""
+        some = (self.kernel.dtypes[0], self.kernel.dtypes[-1])
+        return [dtype for dtype in self.report.dtypes if not is_forced(configuration) or dtype in some]
+
+    def run_tails(self) -> None:
+        """Run each with all exact kinds, and once, in one dtype, with one of what is not finite or does not stay so."""
+        for configuration in self.configurations:
+            self.worker.kernel = configuration
+            done: set[Problem] = set()
+            for dtype in self.tail_dtypes(configuration):
+                of_dtype = [kind for kind, instance in self.pairs if instance == dtype]
+                if not of_dtype:
+                    continue
+                kinds = [kind for kind in of_dtype if kind in KINDS and kind != "random"] or [k for k in of_dtype if k in KINDS]
+                kinds = kinds[:1] if is_forced(configuration) else kinds
+                special = [kind for kind in of_dtype if kind in SPECIAL_KINDS]
+                refused = partial(self.refused, TILES, dtype=dtype)
+                tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
+                larger = [(problem, seed, _MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
+                for problem, seed, most in tail + larger:
+                    if self.gpu_refuses(configuration, problem, dtype):
+                        self.refused(TILES, problem, dtype, configuration)
+                        continue
+                    threads = sum(math.prod(n.grid) * math.prod(n.block) for n in configuration.plan(problem, dtype).launches)
+                    most = most if self.sanitize is None else _MOST_SANITIZED_THREADS
+                    if self.worker.backend == "host" and threads > most:
+                        self.report.leave_out(TILES, f"more than {most} threads, too many for the host")
+                        continue
+                    for kind in kinds:
+                        self.run(TILES, problem, dtype, kind, seed)
+                    if special and problem not in done:
+                        done.add(problem)
+                        self.run(TILES, problem, dtype, special[len(done) % len(special)], seed)
+
+    def run_far(self) -> None:
+        """Run tensors past 2^31 elements in their last blocks, and with strides past 2^32, in the smallest of the dtypes."""
+        if self.worker.backend != "host" or self.sanitize is not None:
+            where = "a sanitizer has no room for them" if self.sanitize else "the host backend alone has memory for them (--backend host)"
+            self.report.leave_out(FAR_PROBLEMS, where)
+            return
+        self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
+        for problem in far_problems(self.kernel.pass_name):
+            accepted = self.far_fit(problem, dtype)
+            if accepted is None:
+                self.refused(FAR_PROBLEMS, problem, dtype)
+            elif self.run(FAR_PROBLEMS, accepted, dtype, FAR, 0).message.startswith("hang"):
+                self.report.leave_out(FAR_PROBLEMS, "not begun, since the one before did not end")
+                break
+        for apart in (apart_problem(), apart_vectors()) if takes_far_strides(self.kernel) else ():
+            fit = fitting(self.kernel, apart, dtype)
+            if fit is None:
+                self.refused(FAR_STRIDES, apart, dtype)
+                continue
+            for seed in range(APART_LAYOUTS):
+                self.run(FAR_STRIDES, fit, dtype, FAR, seed)
+
+    def far_fit(self, problem: Problem, dtype: str) -> Problem | None:
+        """Return a far problem, or the first variant of it, that the kernel can do."""
+        patch = replace(problem, stride=problem.kernel_size)
+        pairs = (1, max(1, math.prod(problem.kernel_size) // 2), 2)
+        for near in (problem, patch, replace(problem, kernel_size=pairs, stride=pairs)):
+            if self.accepts(near, dtype):
+                return near
+        with contextlib.suppress(ProblemError):  # with more channels it would have more than 2^31 of them
+            fit = fitting(self.kernel, problem, dtype)
+            return fit if fit is not None and largest_tensor(fit) >= 2**31 else None
+        return None
+
+    def run_random(self, examples: int, seed: int) -> None:
+        if examples == 0:
+            return
+
+        def example(configuration: Kernel, data: st.DataObject, pair: tuple[str, str], number: int) -> None:
+            problem = data.draw(drawn[configuration])
+            kind, dtype = pair
+            fitting_problem = fitting(configuration, problem, dtype)
+            if fitting_problem is None or self.gpu_refuses(configuration, fitting_problem, dtype):
+                self.refused(DRAWN, fitting_problem or problem, dtype, configuration)
+                hypothesis.reject()
+            self.worker.kernel = configuration
+            outcome = self.run(DRAWN, fitting_problem, dtype, kind, number)
+            if kind == "random":
+                hypothesis.target(min(outcome.ratio, 1e6), label="error / bound")
+
+        drawn = {kernel: strategies.problems(kernel.pass_name, tiles=tiles(kernel)) for kernel in self.configurations}
+        given = hypothesis.given(
+            st.sampled_from(self.configurations), st.data(), st.sampled_from(drawn_combinations(self.pairs)), _SEEDS
+        )(example)
+        settings = hypothesis.settings(
+            max_examples=examples,
+            database=None,
+            derandomize=False,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.target),
+        )
+        with contextlib.suppress(Unsatisfiable):  # the kernel refuses all that is drawn; `untried` says why
+            hypothesis.seed(seed)(settings(given))()
+
+    def minimize(self) -> None:
+        """Replace the failure by the smallest one near it."""
+        assert self.failure is not None
+        example = self.failure[0]
+        if self.progress is not None:
+            self.progress(self.report.examples, max(self.total, 1), f"{self.kernel.name}: shrinking {example.problem}")
+        smallest, found = shrink_example(self.worker, example, self.failure[1], self.pairs)
+        self.report.counterexample = Counterexample(
+            smallest.problem, smallest.dtype, smallest.kind, smallest.seed, found.message, found.index, found.expected, found.got,
+            tuple(smallest.kernel.changed_tunables.items()),
+        )  # fmt: skip
+        self.report.reproduce = reproduce(smallest, self.report.backend, self.sanitize)
+
+    def judge_coverage(self) -> None:
+        """Count the named classes; a class of which no known problem is allowed is not the check's to reach."""
+        report = self.report
+        report.features = dict(strategies.covered(self.problems))
+        for name, holds in strategies.FEATURES.items():
+            if name in report.features or report.counterexample is not None:
+                continue
+            known = [p for p in strategies.EDGE_PROBLEMS if holds(p)]
+            refused = known and not self.allowed(known, holds)
+            (report.not_applicable if refused else report.missing).append(name)

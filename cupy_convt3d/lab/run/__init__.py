@@ -1,0 +1,1 @@
+"""One example: run in a process of its own, and judged by another."""

@@ -1,0 +1,143 @@
+"""The process that judges kernels and runs none: it owns the inputs' values, the reference, the guards and the verdict.
+
+`python -m cupy_convt3d.lab.run.judge` imports everything once and forks the process in which kernels run (`child`, `runner`), again
+whenever one has ended it, which takes milliseconds. It compares what lies in the memory that both share. A kernel that kills the
+judge itself is an outcome too: `worker`, in the caller's process, sees it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import BackendError, LaunchError
+from ...kernel import Kernel
+from ...problem import Problem
+from ...source import Instance
+from . import process, talk
+from .child import Child
+from .execution import Failure, dry_run
+from .far import FAR, verify_far
+from .runner import ERRORS, backend_of
+from .verify import Outcome, output, verify
+
+_STATM = Path("/proc/self/statm")  # begins with the pages of addresses
+
+
+class Judge:
+    """Answers the requests of a `Worker`, each with a reply and perhaps with arrays that follow it.
+
+    Args:
+        setup: as `runner.backend_of` takes it.
+    """
+
+    def __init__(self, setup: tuple[str, str | None, bool]) -> None:
+        self.child = Child(setup)
+        self._host = backend_of(*setup) if setup[0] == "host" else None
+        self._instances: list[tuple[Kernel, str]] = []
+
+    def answer(self, request: str, limit_s: float, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
+        """Return the reply to one request; a failure of the kernel's is an outcome."""
+        self.child.time_limit_s = limit_s
+        try:
+            reply, arrays = getattr(self, f"_{request}")(*arguments)
+        except Failure as failure:
+            reply, arrays = _reply(Outcome(False, message=str(failure)))
+        except MemoryError as error:
+            reply, arrays = _reply(Outcome(False, message=f"out of memory: {error}"))
+        except LaunchError as error:
+            reply, arrays = _reply(Outcome(False, message=str(error)))
+        except tuple(ERRORS.values()) as error:
+            reply, arrays = {"error": type(error).__name__, "text": str(error)}, []
+        except Exception:  # a mistake of ours: the caller gets it with its place, and the judge lives on
+            reply, arrays = {"error": "RuntimeError", "text": traceback.format_exc()}, []
+        return reply | {"pid": self.child.pid, "restarts": self.child.restarts}, arrays
+
+    def _load(self, kernel: Kernel, dtype: str, problem: Problem) -> tuple[dict[str, Any], list[bytes]]:
+        """Compile a kernel, here, so that what the compiler says is not the kernel's to say; on a GPU the child does."""
+        if self._host is not None:
+            self._host.build(Instance(kernel, dtype))
+        number = len(self._instances)
+        self._instances.append((kernel, dtype))
+        self.child.load(kernel, problem, dtype)
+        return {"number": number}, []
+
+    def _verify(
+        self, number: int, problem: Problem, kind: str, seed: int, once: bool
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        kernel, dtype = self._instances[number]
+        self.child.begin()  # from here on its limits are known
+        if kind == FAR:
+            return _reply(verify_far(self.child, kernel, problem, dtype, seed))
+        return _reply(verify(self.child, kernel, problem, dtype, kind, seed, once=once))
+
+    def _output(self, number: int, problem: Problem, kind: str, seed: int) -> tuple[dict[str, Any], list[bytes]]:
+        kernel, dtype = self._instances[number]
+        self.child.begin()
+        got, expected, bound = output(self.child, kernel, problem, dtype, kind, seed)
+        arrays = [got, expected] if bound is None else [got, expected, np.broadcast_to(bound, expected.shape)]
+        return {"shape": expected.shape, "arrays": len(arrays)}, [np.ascontiguousarray(a, np.float64).tobytes() for a in arrays]
+
+    def _dry_run(self, number: int, problem: Problem) -> tuple[dict[str, Any], list[bytes]]:
+        kernel, dtype = self._instances[number]
+        self.child.start(dry_run, 1, {}, kernel, problem, dtype)
+        self.child.finish()
+        return _reply(Outcome(True))
+
+    def _restart(self) -> tuple[dict[str, Any], list[bytes]]:
+        self.child.end()
+        return {}, []
+
+
+def _reply(outcome: Outcome) -> tuple[dict[str, Any], list[bytes]]:
+    return {"outcome": vars(outcome)}, []
+
+
+def main() -> int:
+    """Answer requests until the parent goes away, and leave nothing behind."""
+    source, target = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    parent, memory, *setup = pickle.loads(talk.read(source))
+    if parent:
+        process.die_with_parent(parent)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the caller has had enough
+    process.adopt_orphans()
+    process.set_inspectable(False)
+    try:
+        judge = Judge((setup[0], setup[1], setup[2]))
+        if setup[0] == "host" and setup[1] is None:  # sanitizers and CUDA reserve more addresses than there is memory
+            _limit_memory(memory)
+        talk.write(target, talk.encode({"ready": True}))
+    except BackendError as error:
+        talk.write(target, talk.encode({"error": type(error).__name__, "text": str(error)}))
+        return 1
+    try:
+        while True:
+            reply, arrays = judge.answer(*pickle.loads(talk.read(source)))  # our own process wrote it
+            talk.write(target, talk.encode(reply))
+            for array in arrays:
+                talk.write(target, array)
+    except talk.Ended:
+        return 0
+    finally:
+        judge.child.end()
+
+
+def _limit_memory(most: int) -> None:
+    """So much for this process beside what it has now, mostly addresses of libraries, and as much for the kernel's."""
+    limit = most + os.sysconf("SC_PAGE_SIZE") * int(_STATM.read_text().split()[0] if _STATM.exists() else 0)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

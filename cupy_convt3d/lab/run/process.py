@@ -1,0 +1,96 @@
+"""What the system is asked for, so that nothing of a kernel's process outlives its run: Linux's `prctl`, groups, orphans.
+
+Elsewhere than on Linux a process that a kernel has started, and that has left its group, is not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+
+_DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 1, 4, 36  # PR_SET_*
+_SWEEP_LIMIT_S, _REAP_LIMIT_S = 2.0, 10.0
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when its parent ends."""
+    _prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what this process's descendants leave behind."""
+    _prctl(_SUBREAPER, 1)
+
+
+def set_inspectable(allowed: bool) -> None:
+    """Let other processes of the user trace this one, write to its memory and open its files, or not; root always may."""
+    _prctl(_DUMPABLE, int(allowed))
+
+
+class Children:
+    """What a process has started, by its first thread or by what it has taken over, and is its child still."""
+
+    def __init__(self, pid: int) -> None:
+        self._file: int | None = None
+        with contextlib.suppress(OSError):  # it has ended, or the system has no such file
+            self._file = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY)
+
+    def list(self) -> list[int]:
+        """Return their process numbers."""
+        try:
+            return [] if self._file is None else [int(pid) for pid in os.pread(self._file, 1 << 16, 0).split()]
+        except OSError:
+            return []
+
+    def close(self) -> None:
+        """Forget the process."""
+        if self._file is not None:
+            os.close(self._file)
+
+
+def kill(pid: int) -> None:
+    """Kill a process and its group, which bears its number."""
+    for send in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            send(pid, signal.SIGKILL)
+
+
+def reap(pid: int, limit_s: float = _REAP_LIMIT_S) -> int | None:
+    """Return the wait status of a child, None where it has not ended in time."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        with contextlib.suppress(ChildProcessError):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                return status
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.001)
+
+
+def kill_children(own: Children, spared: int = 0) -> None:
+    """Kill all children of this process but one, and theirs, which become its own by `adopt_orphans`."""
+    deadline = time.monotonic() + _SWEEP_LIMIT_S
+    while (left := [pid for pid in own.list() if pid != spared]) and time.monotonic() < deadline:
+        for pid in left:
+            kill(pid)
+        for pid in left:
+            reap(pid, 0.1)
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, for example SIGKILL; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,262 @@
+"""What runs a stranger's kernel for a caller: what it crashes, hangs, corrupts or forges is an outcome, never the caller's own end.
+
+Three processes take part. The caller's, with a `Worker`, asks and counts. The judge's (`judge`) draws the inputs, computes the
+reference and compares; it runs no kernel. The kernel's (`runner`), a fork of the judge's, launches and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ... import limits
+from ...cache import VARIABLE, cache_directory
+from ...errors import BackendError, LaunchError
+from ...kernel import Kernel
+from ...problem import Problem
+from ...source import Instance
+from . import process, sandbox, talk
+from .child import COMPILE_LIMIT_S, START_LIMIT_S
+from .far import FAR, explained, verify_far
+from .runner import ERRORS, backend_of
+from .verify import Outcome, verify
+
+_JUDGING_LIMIT_S = 60.0  # of one example, beside its launches
+_LAUNCHES = 3  # of one example at most
+_CLOSE_LIMIT_S = 5.0
+
+
+class Worker:
+    """Runs examples of a kernel in a process that is started again whenever the kernel has ended it.
+
+    Attributes:
+        kernel: what runs next; may be set to another one at any time.
+
+    Args:
+        kernel: what to run first.
+        backend: "host" or "cuda".
+        sanitizer: as `HostBackend` takes it; host only.
+        time_limit_s: a longer launch counts as a hang; under the thread sanitizer six times as long.
+        cache: a directory for compiled kernels in place of the user's.
+        optimize: as `HostBackend` takes it.
+        once: as `verify.verify` takes it.
+        sandboxed: take network, home directory and other processes away; host only.
+        workers: how many run at once, and share half of the memory.
+
+    Raises:
+        BackendError: the sanitizer's runtime, or what makes a sandbox, is missing.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        backend: str,
+        sanitizer: str | None = None,
+        time_limit_s: float = 10.0,
+        cache: Path | None = None,
+        optimize: bool = True,
+        once: bool = False,
+        sandboxed: bool = False,
+        workers: int = 1,
+    ) -> None:
+        if sandboxed and backend != "host":
+            raise BackendError(f"sandbox=True: only the host backend runs a kernel's code in a process, not {backend}")
+        self.kernel = kernel
+        self.once = once
+        self.backend = backend
+        self.sanitizer = sanitizer
+        self.time_limit_s = time_limit_s
+        self._memory = limits.share_of_memory(workers)
+        self._setup, self._sandboxed = (backend, sanitizer, optimize), sandboxed
+        self._environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
+        self._environment[VARIABLE] = str(cache or cache_directory())  # the private one too, in place of one that cannot be used
+        if sanitizer is not None:
+            from ...backends.host import sanitizer_environment
+
+            self._environment |= sanitizer_environment(sanitizer)
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  `close` closes it
+        self._ended, self._counted = 0, 0  # judges that a kernel has ended; processes of kernels that those before have ended
+        self._start()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def restarts(self) -> int:
+        """How often a process was started again."""
+        return self._ended + self._counted + self._restarts
+
+    def close(self) -> None:
+        """End the judge, and all that kernels have started."""
+        self._end()
+        self._log.close()
+
+    def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+        """Run one example; a crash, a hang, a failed launch and a sanitizer's report are outcomes that are not ok.
+
+        Raises:
+            KernelError, CompileError, BackendError: the kernel cannot be compiled or cannot do the problem.
+        """
+        return _explained(kind, problem, _outcome(self._run("verify", problem, dtype, kind, seed, self.once)))
+
+    def output(self, problem: Problem, dtype: str, kind: str, seed: int) -> tuple[Any, Any, Any]:
+        """Return what `verify.output` does.
+
+        Raises:
+            LaunchError: the kernel crashed, hung or wrote outside its tensor.
+            KernelError, CompileError, BackendError: as `verify`.
+        """
+        reply = self._run("output", problem, dtype, kind, seed)
+        if "outcome" in reply:
+            raise LaunchError(f"{self.kernel.name}: {_outcome(reply).message}")
+        arrays = [np.frombuffer(array, np.float64).reshape(reply["shape"]) for array in reply["read"]]
+        return arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None
+
+    def dry_run(self, problem: Problem, dtype: str) -> Outcome:
+        """Launch the kernel once on arrays of the problem's full size, with no look at the result; outcomes as of `verify`."""
+        return _outcome(self._run("dry_run", problem, dtype))
+
+    def restart(self) -> None:
+        """Start the kernel's process anew: nothing that a kernel did to its memory stays."""
+        self._request("restart", limit_s=START_LIMIT_S)
+
+    def _run(self, request: str, problem: Problem, dtype: str, *more: Any) -> dict[str, Any]:
+        """Run a request, a second time where the judge was lost, whom the system may have killed for memory."""
+        for _ in range(2):
+            specialization = self.kernel.plan(problem, dtype).specialization if self.backend == "cuda" else ()
+            instance = (self.kernel, dtype, specialization)
+            if instance not in self._loaded:
+                if self._sandboxed:  # there the cache cannot be written to
+                    backend_of(*self._setup).build(Instance(self.kernel, dtype))
+                reply = self._request("load", self.kernel, dtype, problem, limit_s=COMPILE_LIMIT_S)
+                if "number" in reply:
+                    self._loaded[instance] = reply["number"]
+            if instance in self._loaded:
+                limit_s = _JUDGING_LIMIT_S + _LAUNCHES * self.time_limit_s * (6 if self.sanitizer == "thread" else 1)
+                reply = self._request(request, self._loaded[instance], problem, *more, limit_s=limit_s)
+            if "lost" not in reply:
+                break
+        return reply
+
+    def _request(self, *request: Any, limit_s: float) -> dict[str, Any]:
+        """Return the judge's reply; one with "lost" is that of a judge who did not answer and has been replaced."""
+        self._await_start()
+        deadline = time.monotonic() + limit_s
+        try:
+            talk.write(self._input, pickle.dumps((request[0], self.time_limit_s, *request[1:])), deadline)
+            reply = talk.decode(talk.read(self._output, talk.REPLY_LIMIT, deadline))
+            reply["read"] = [talk.read(self._output, None, deadline) for _ in range(reply.get("arrays", 0))]
+        except (talk.Late, talk.Ended, talk.Garbled) as error:
+            return self._replace(f"hang: it did not answer within {limit_s:g} s" if isinstance(error, talk.Late) else None)
+        self._pid, self._restarts = reply["pid"], reply["restarts"]
+        if "error" in reply:
+            raise ERRORS.get(reply["error"], RuntimeError)(reply["text"])
+        return reply
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "cupy_convt3d.lab.run.judge"]
+        environment = self._environment
+        if self._sandboxed:
+            command, environment = sandbox.wrap(command, environment)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,  # a Ctrl-C is for the caller, which then ends the judge
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        self._ready = False
+        self._pid, self._restarts = 0, 0  # the kernel's process, as the judge last said, and how many of them were ended
+        self._loaded: dict[tuple[object, ...], int] = {}  # instances by the judge's numbers
+
+    def _await_start(self) -> None:
+        if self._ready:
+            return
+        deadline = time.monotonic() + START_LIMIT_S
+        try:
+            talk.write(self._input, pickle.dumps((0 if self._sandboxed else os.getpid(), self._memory, *self._setup)), deadline)
+            reply = talk.decode(talk.read(self._output, talk.REPLY_LIMIT, deadline))
+        except (talk.Late, talk.Ended, talk.Garbled):
+            self._log.seek(0)
+            log = self._log.read(1 << 20).decode(errors="replace")
+            raise BackendError(f"the child process could not run:\n{log[-2000:]}") from None
+        if "error" in reply:
+            raise BackendError(reply["text"])
+        self._ready = True
+
+    def _end(self) -> int:
+        """End the judge and return its exit code."""
+        if not self._sandboxed:  # whose end is that of all processes in it
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_CLOSE_LIMIT_S)
+        self._process.kill()
+        self._process.communicate()
+        if self._pid and not self._sandboxed:  # of a judge that was killed
+            process.kill(self._pid)
+        return self._process.returncode
+
+    def _replace(self, hang: str | None) -> dict[str, Any]:
+        """Start another judge in place of one that is lost."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if hang else _CLOSE_LIMIT_S)
+        ended = self._process.returncode
+        self._end()
+        self._ended, self._counted = self._ended + 1, self._counted + self._restarts
+        self._start()
+        cause = hang or (f"ended by {process.signal_name(-ended)}" if ended is not None and ended < 0 else f"exit code {ended}")
+        outcome = {"ok": False, "message": f"crash: the kernel has ended or stopped the process that judges it ({cause})"}
+        return {"lost": True, "outcome": outcome}
+
+
+class InProcess:
+    """Runs examples in this very process, for tools that watch one: compute-sanitizer, ncu, a debugger. What the kernel crashes is us."""
+
+    sanitizer = None
+    time_limit_s = float("inf")
+    restarts = 0
+
+    def __init__(self, kernel: Kernel, backend: str) -> None:
+        self.kernel, self.backend, self._device = kernel, backend, backend_of(backend, None, True)
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+        """As `Worker.verify`, but a crash ends the process and a hang stays one."""
+        if kind == FAR:
+            return _explained(kind, problem, verify_far(self._device, self.kernel, problem, dtype, seed))
+        return verify(self._device, self.kernel, problem, dtype, kind, seed)
+
+
+def _outcome(reply: dict[str, Any]) -> Outcome:
+    fields = reply["outcome"]
+    return Outcome(**{**fields, "index": tuple(fields["index"]) if fields.get("index") is not None else None})
+
+
+def _explained(kind: str, problem: Problem, outcome: Outcome) -> Outcome:
+    return explained(problem, outcome) if kind == FAR and not outcome.ok else outcome
+
+
+def _import_path() -> str:
+    """Return a PYTHONPATH under which the child finds this very package."""
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(filter(None, paths))

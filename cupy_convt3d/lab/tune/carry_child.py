@@ -1,0 +1,104 @@
+"""What `carry` runs in one tree of sources and in another: the package that it imports says how it plans and compiles an entry.
+
+Run by its text, not as a part of this package, so that an older package can be asked the same. A line of JSON in, a line out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import sys
+from typing import Any
+
+_PLANNED = ("symbol", "grid", "block", "shared_bytes", "packs", "prepares", "beside")
+
+
+def sections(cubin: bytes) -> dict[str, tuple[int, str]]:
+    """Return size and digest of each section of a cubin that a GPU or its driver uses, by name: not lines, symbols and notes."""
+    start, entry_bytes, count, names_at = struct.unpack_from("<Q", cubin, 40)[0], *struct.unpack_from("<HHH", cubin, 58)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, start + number * entry_bytes) for number in range(count)]
+    names = cubin[headers[names_at][4] :]
+    found = {}
+    for name_at, kind, _, _, offset, size, *_ in headers:
+        name = names[name_at : names.index(b"\0", name_at)].decode()
+        if kind and "debug" not in name and not name.startswith(".note") and name not in (".strtab", ".shstrtab", ".symtab"):
+            content = b"" if kind == 8 else cubin[offset : offset + size]  # 8: NOBITS, in memory alone
+            found[name] = (size, hashlib.sha256(content).hexdigest()[:16])
+    return found
+
+
+def _instance(asked: dict[str, Any]) -> tuple[Any, Any]:
+    """Return an entry's instance and its plan, as `tuning.fitted` and a backend have them."""
+    from cupy_convt3d import registry
+    from cupy_convt3d.problem import Problem
+    from cupy_convt3d.source import Instance
+
+    kernel = registry.kernels()[asked["kernel"]]
+    kernel = kernel.replace_tunables(**{name: value for name, value in asked["tunables"].items() if name not in kernel.specialize})
+    plan = kernel.plan(Problem.parse(asked["problem"]), asked["instance"], asked["multiprocessors"])
+    return Instance(kernel, asked["instance"], plan.specialization), plan
+
+
+def _facts() -> dict[str, Any]:
+    from cupy_convt3d import registry
+    from cupy_convt3d.backends.nvrtc import version
+    from cupy_convt3d.source import code_digest
+
+    return {"compiler": version(), "digests": {name: code_digest(kernel) for name, kernel in registry.kernels().items()}}
+
+
+def _plan(asked: dict[str, Any]) -> dict[str, Any]:
+    from cupy_convt3d.backends.nvrtc import compiler_options
+    from cupy_convt3d.source import include_directory
+
+    instance, plan = _instance(asked)
+    launches = [
+        {**{name: getattr(launch, name) for name in _PLANNED}, "scalars": {name: int(value) for name, value in launch.scalars.items()}}
+        for launch in plan.launches
+    ]
+    own, options = str(include_directory()), compiler_options(instance, asked["arch"])
+    return {"launches": launches, "workspace": plan.workspace, "options": [option.replace(own, "include") for option in options]}
+
+
+def _source(asked: dict[str, Any]) -> dict[str, Any]:
+    from cupy_convt3d.backends.nvrtc import device_source
+
+    return {"text": device_source(_instance(asked)[0])}
+
+
+def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the digest of an instance's PTX, without lines: where it is the same, so is what the assembler makes of it."""
+    from cupy.cuda import nvrtc
+    from cupy_convt3d.backends.nvrtc import compiler_options, device_source
+
+    instance, arch = _instance(asked)[0], str(asked["arch"])
+    program = nvrtc.createProgram(device_source(instance), "kernel.cu", (), ())
+    nvrtc.compileProgram(program, compiler_options(instance, arch.replace("sm_", "compute_")))
+    text = nvrtc.getPTX(program)
+    nvrtc.destroyProgram(program)
+    lines = (line.strip() for line in (text if isinstance(text, str) else text.decode()).partition(".section")[0].splitlines())
+    kept = (line for line in lines if not line.startswith((".loc", ".file", "//", "$L__tmp", "$L__func")))
+    return {"": hashlib.sha256("\n".join(kept).encode()).hexdigest()}
+
+
+def _code(asked: dict[str, Any]) -> dict[str, Any]:
+    from cupy_convt3d.backends.nvrtc import compile_cubin
+
+    return sections(compile_cubin(_instance(asked)[0], asked["arch"])[0])
+
+
+def main() -> None:
+    """Answer until the requests end."""
+    requests = {"plan": _plan, "source": _source, "assembly": _assembly, "code": _code}
+    for line in sys.stdin:
+        request, asked = json.loads(line)
+        try:
+            answer = _facts() if request == "facts" else requests[request](asked)
+        except Exception as error:  # whatever that package raises is an answer
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

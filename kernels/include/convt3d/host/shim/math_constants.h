@@ -1,0 +1,3 @@
+// CUDA's named constants.
+#pragma once
+#include "../../standard/math_constants.h"

@@ -1,0 +1,2 @@
+// For NVRTC, which has assert of its own.
+#pragma once

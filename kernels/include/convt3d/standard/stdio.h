@@ -1,0 +1,2 @@
+// For NVRTC, which has printf of its own.
+#pragma once

@@ -1,0 +1,2 @@
+// For NVRTC, which has memcpy and memset of its own.
+#pragma once

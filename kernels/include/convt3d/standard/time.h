@@ -1,0 +1,2 @@
+// For NVRTC, which has clock of its own.
+#pragma once

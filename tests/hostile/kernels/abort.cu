@@ -1,0 +1,16 @@
+// It aborts.
+/* convt3d
+pass = "fprop"
+dtypes = ["fp32"]
+[[launch]]
+grid = 1
+block = 1
+*/
+#ifndef __CUDA_ARCH__
+#include <cstdlib>
+#endif
+
+extern "C" __global__ void hostile(const float* input, const float* weight, const float* bias, float* output,
+                                   long long output_numel) {
+  abort();
+}

@@ -1,0 +1,21 @@
+// It leaves a daemon: a grandchild in a session of its own.
+/* convt3d
+pass = "fprop"
+dtypes = ["fp32"]
+[[launch]]
+grid = 1
+block = 1
+*/
+#ifndef __CUDA_ARCH__
+#include <unistd.h>
+#endif
+
+extern "C" __global__ void hostile(const float* input, const float* weight, const float* bias, float* output,
+                                   long long output_numel) {
+  if (fork() == 0) {
+    setsid();
+    if (fork() == 0) sleep(1000);
+    _exit(0);
+  }
+  usleep(50000);
+}

@@ -1,0 +1,16 @@
+// It prints without end.
+/* convt3d
+pass = "fprop"
+dtypes = ["fp32"]
+[[launch]]
+grid = 1
+block = 1
+*/
+#ifndef __CUDA_ARCH__
+#include <cstdio>
+#endif
+
+extern "C" __global__ void hostile(const float* input, const float* weight, const float* bias, float* output,
+                                   long long output_numel) {
+  for (;;) printf("all is well, all is well, all is well, all is well, all is well, all is well\n");
+}

@@ -1,0 +1,19 @@
+// It never ends being loaded.
+/* convt3d
+pass = "fprop"
+dtypes = ["fp32"]
+[[launch]]
+grid = 1
+block = 1
+*/
+#ifndef __CUDA_ARCH__
+#include <unistd.h>
+#endif
+#ifndef __CUDA_ARCH__
+static const int waited = (sleep(1000), 1);
+#endif
+
+extern "C" __global__ void hostile(const float* input, const float* weight, const float* bias, float* output,
+                                   long long output_numel) {
+  output[0] = 0;
+}

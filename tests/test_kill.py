@@ -1,0 +1,93 @@
+"""Commands that are ended at a random moment: no process is left, no temporary file, and what was recorded is whole.
+
+`kernelbench` is left out: it needs a GPU, and `test_hostile_models.py` ends its processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROBLEM = ["--problem", "n1_c1to2_i3_k3_s2"]
+COMMANDS = {
+    "bench": ["bench", *PROBLEM, "--kernels", "fprop_gather", "--backend", "host", "--out", "results.json"],
+    "check": ["check", "fprop_gather", "--backend", "host"],
+    "fuzz": ["fuzz", "fprop_gather", "--backend", "host", "--workers", "2", "--findings", "findings.jsonl"],
+    "mutants": ["mutants", "fprop_gather", "--sample", "4", "--workers", "2", "--kept", "kept.jsonl"],
+    "report": ["report", "--out", "report"],
+    "tune": ["tune", *PROBLEM, "--kernels", "fprop_gather", "--backend", "host", "--out", "tuning.json"],
+}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+LATEST_S = 5.0
+SEED = random.SystemRandom().randrange(10**6)
+
+
+def left(temporary: Path) -> set[int]:
+    """Return the processes whose temporary directory is this one."""
+    mark, found = f"TMPDIR={temporary}\0".encode(), set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if mark in (entry / "environ").read_bytes():
+                found.add(int(entry.name))
+    return found
+
+
+def recorded(folder: Path) -> dict[str, list[object]]:
+    """Return what the files of data hold, line by line where they are lines; each must be whole but for a last line that was begun."""
+    held: dict[str, list[object]] = {}
+    for path in folder.glob("*.json*"):
+        text = path.read_text()
+        if path.suffix == ".jsonl":
+            held[path.name] = [json.loads(line) for line in text.split("\n")[:-1]]
+        elif text:
+            document = json.loads(text)
+            held[path.name] = next((value for value in document.values() if isinstance(value, list)), []) if document else []
+    return held
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_random_kill_leaves_nothing_and_loses_nothing(name: str, tmp_path: Path) -> None:
+    generator = random.Random(f"{SEED} {name}")
+    temporary, here = tmp_path / "temporary", tmp_path / "here"
+    temporary.mkdir()
+    here.mkdir()
+    paths = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": paths}
+    before: dict[str, list[object]] = {}
+    for number in SIGNALS:
+        moment = generator.uniform(0.1, LATEST_S) if number != signal.SIGKILL else generator.uniform(1.0, LATEST_S)
+        what = f"seed {SEED}: {name}, {number.name} after {moment:.2f} s"
+        log = tmp_path / "log"
+        with log.open("wb") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cupy_convt3d", *COMMANDS[name]], cwd=here, env=environment, stdout=said, stderr=said
+            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(moment)
+            process.send_signal(number)
+            process.wait(30)
+        deadline = time.monotonic() + 10
+        while left(temporary) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left(temporary), what
+        if number == signal.SIGKILL:  # the next process that needs a folder removes this one's
+            command = [sys.executable, "-c", "from cupy_convt3d import scratch; scratch.folder()"]
+            subprocess.run(command, cwd=here, env=environment, check=True)
+        folders = {path.name for path in temporary.rglob("*")} - {"lock", f"convt3d-{os.getuid()}"}
+        assert not folders, f"{what}: {sorted(folders)}\n{log.read_text()[-2000:]}"
+        after = recorded(here)
+        for file, entries in before.items():
+            missing = [entry for entry in entries if entry not in after.get(file, [])]
+            assert file.endswith(".progress") or not missing, f"{what}: {file} has lost {missing[:2]}"
+        before = after

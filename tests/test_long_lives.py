@@ -1,0 +1,48 @@
+"""Problems of hundreds of stages or many tiles, whatever the kernel: a mistake that shows only then is found."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.lab import strategies
+from cupy_convt3d.lab.check.examples import draw_example, layouts
+from cupy_convt3d.lab.run.worker import Worker
+from cupy_convt3d.problem import PASSES
+
+_RIGHT = (Path(__file__).parent / "specimens" / "overflow_channel.cu").read_text()
+_LOOP = "        for (int ci = first; ci < first + in_per_group; ++ci) {\n"
+_STAGES = """        {} stage = 0;
+        for (int done = 0; done < in_per_group; ++done) {{
+          const int ci = first + stage * 16 + done % 16;
+          if (done % 16 == 15) ++stage;
+"""
+
+
+@pytest.mark.parametrize(("counter", "passes"), [("unsigned char", False), ("int", True)])
+def test_stages_counted_in_8_bits_are_found(counter: str, passes: bool) -> None:
+    assert _LOOP in _RIGHT
+    kernel = Kernel.from_source(_RIGHT.replace(_LOOP, _STAGES.format(counter)), "stages")
+    deep = [(problem, seed) for problem, seed in layouts(kernel, "fp32") if problem.in_channels > 4096]
+    with Worker(kernel, "host") as worker:
+        outcomes = [worker.verify(problem, "fp32", "exact", seed) for problem, seed in deep]
+    assert len(outcomes) == 2 and all(outcome.ok is passes for outcome in outcomes), outcomes
+
+
+@pytest.mark.parametrize("pass_name", PASSES)
+def test_long_lives_are_long_along_each_quantity_and_cheap(pass_name: str) -> None:
+    generator = random.Random(0)
+    drawn = [strategies.draw_long_life(generator.randint, pass_name) for _ in range(200)]
+    long = [{"in": p.in_channels, "out": p.out_channels, "voxels": p.input_size[2], "batch": 8 * p.batch} for p in drawn]
+    assert {max(sizes, key=lambda name: sizes[name]) for sizes in long} == {"in", "out", "voxels", "batch"}
+    assert all(max(sizes.values()) >= 1000 for sizes in long)
+    assert max(p.flop for p in drawn) < 400_000
+
+
+def test_fuzz_draws_a_share_of_long_lives() -> None:
+    kernel = Kernel.from_source(_RIGHT, "right")
+    drawn = [example.problem for n in range(640) if (example := draw_example(kernel, f"{n}")) is not None]
+    assert 8 <= sum(max(p.in_channels, p.out_channels, p.input_size[2], 8 * p.batch) >= 1000 for p in drawn) <= 40
