@@ -181,6 +181,8 @@ def test_rewriting_of_specialized_numbers_keeps_lines_and_leaves_what_is_no_macr
     assert "specialized(convt3d_number_A == 1 && convt3d_number_B > 8 ? 2 : 1, of(a, b), " in rewritten
     assert "y = (convt3d_number_B), z = SPECIALIZED(C, c);" in rewritten
     assert rewrite_specialized(source, (), "f.cu") == source
+    constant = "int a = 0; constexpr int SIZE = SPECIALIZED(A, 8); int b = "
+    assert rewrite_specialized(constant + "SPECIALIZED(A, 4 / a)", ("A",), "f.cu").startswith(constant + "convt3d_host::specialized(")
     with pytest.raises(KernelError, match=r"f.cu:2: SPECIALIZED takes a macro and its value, was given 3 arguments"):
         rewrite_specialized("\nSPECIALIZED(A, f(a, b), c)", ("A",), "f.cu")
 

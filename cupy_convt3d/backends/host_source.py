@@ -65,7 +65,8 @@ def _macro(match: re.Match[str], where: str) -> str:
 def rewrite_specialized(source: str, macros: Collection[str], file_name: str) -> str:
     """Return the source with each `SPECIALIZED(macro, value)` in which one of `macros` stands replaced, lines kept.
 
-    Where the value is a literal, a choice between two ways, the macro's number takes its place; else the two are compared.
+    Where the value is a literal, a choice between two ways, the macro's number takes its place; else the two are compared. In a
+    declaration that begins with `constexpr` the value stays: the number is known at a launch only.
 
     Raises:
         KernelError: it has not two arguments.
@@ -82,7 +83,7 @@ def rewrite_specialized(source: str, macros: Collection[str], file_name: str) ->
             raise KernelError(f"{file_name}:{line}: SPECIALIZED takes a macro and its value, was given {len(commas) + 1} arguments")
         macro, value = blanked[match.end() : commas[0]].strip(), blanked[commas[0] + 1 : close].strip()
         number, found = word.subn(rf"{_NUMBER}\1", macro)
-        if not found:
+        if not found or re.search(r"\bconstexpr\b[^;{}]*$", blanked[: match.start()]):
             continue
         literal = re.fullmatch(r"true|false|\d+", value)
         text = f"({number})" if literal else f'convt3d_host::specialized({number}, {value}, "{macro}", __FILE__, __LINE__)'
