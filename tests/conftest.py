@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -98,30 +99,31 @@ def ieee() -> Iterator[None]:
     conv.fp32_precision = before
 
 
+@pytest.fixture(scope="session")
+def _worker() -> Iterator[Any]:
+    """What runs mistaken kernels, which may end their process."""
+    from cupy_convt3d.lab.run.worker import Worker
+    from cupy_convt3d.registry import kernels
+
+    with Worker(kernels()["fprop_gather"], "host", optimize=False) as worker:
+        yield worker
+
+
 @pytest.fixture
-def assert_found() -> Callable[..., None]:
+def assert_found(_worker: Any) -> Callable[..., None]:
     """assert_found(kernel, right, wrong, tried, dtype, **tunables): with `wrong` in place of `right` in its source the kernel fails one of
     the pairs of a seed (0: contiguous tensors) and a problem on the host, on exact integers; in TF32, or else its first dtype, if none
     is given."""
-    from cupy_convt3d.backends.host import HostBackend
-    from cupy_convt3d.errors import LaunchError
     from cupy_convt3d.kernel import Kernel
-    from cupy_convt3d.lab.run.verify import verify
     from cupy_convt3d.problem import Problem
 
     def found(
         kernel: Kernel, right: str, wrong: str, tried: Iterable[tuple[int, Problem]], dtype: str | None = None, **tunables: int
     ) -> None:
         assert kernel.source.count(right) == 1
-        trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken").replace_tunables(**tunables)
+        _worker.kernel = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken").replace_tunables(**tunables)
         dtype = dtype or ("tf32" if "tf32" in kernel.dtypes else kernel.dtypes[0])
-        backend = HostBackend(optimize=False)
-        for seed, problem in tried:
-            try:
-                if not verify(backend, trial, problem, dtype, "exact", seed).ok:
-                    return
-            except LaunchError:
-                return
-        pytest.fail(f"{right!r} replaced by {wrong!r} is not noticed")
+        if all(_worker.verify(problem, dtype, "exact", seed).ok for seed, problem in tried):
+            pytest.fail(f"{right!r} replaced by {wrong!r} is not noticed")
 
     return found
