@@ -41,11 +41,11 @@ def _instance(asked: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _facts() -> dict[str, Any]:
+    from cupy.cuda import nvrtc
     from cupy_convt3d import registry
-    from cupy_convt3d.backends.nvrtc import version
     from cupy_convt3d.source import code_digest
 
-    return {"compiler": version(), "digests": {name: code_digest(kernel) for name, kernel in registry.kernels().items()}}
+    return {"compiler": ".".join(map(str, nvrtc.getVersion())), "digests": {name: code_digest(kernel) for name, kernel in registry.kernels().items()}}
 
 
 def _plan(asked: dict[str, Any]) -> dict[str, Any]:
