@@ -167,11 +167,12 @@ def test_bf16_of_every_cpu_library() -> None:
     values = sample()[:, :1] % 128
     bf16 = values.astype(ml_dtypes.bfloat16)
     tensor = torch.tensor(values).bfloat16()
-    givens = {"NumPy": bf16, "torch": tensor, "JAX": jax.numpy.asarray(bf16), "producer": Producer(tensor)}
+    cpu = jax.devices("cpu")[0]
+    givens = {"NumPy": bf16, "torch": tensor, "JAX": jax.device_put(bf16, cpu), "producer": Producer(tensor)}
     for name, x in givens.items():
         found = read("input", x)
         assert found.dtype == "bf16"
-        weight = {"torch": torch.ones(ONE).bfloat16(), "JAX": jax.numpy.ones(ONE, jax.numpy.bfloat16)}.get(
+        weight = {"torch": torch.ones(ONE).bfloat16(), "JAX": jax.device_put(np.ones(ONE, ml_dtypes.bfloat16), cpu)}.get(
             name, np.ones(ONE, ml_dtypes.bfloat16)
         )
         result = ct.conv_transpose3d(x, weight, backend="host")
@@ -298,9 +299,11 @@ def test_cuda_torch_same_pointer_and_result(dtype: str) -> None:
     assert read("input", x).ref.pointer == x.data_ptr()
     y = ct.conv_transpose3d(x, w, stride=2)
     assert y.device == x.device
+    assert y.stride() == torch.nn.functional.conv_transpose3d(x, w, stride=2).stride()  # of fp64 torch makes NCDHW
+    y = ct.conv_transpose3d(x, w, stride=2, backend="cuda")
     assert y.is_contiguous(memory_format=torch.channels_last_3d)
     assert torch.equal(y.double(), torch.nn.functional.conv_transpose3d(x.double(), w.double(), stride=2))
-    g = ct.conv_transpose3d_grad_input(y, w, x.shape, stride=2)
+    g = ct.conv_transpose3d_grad_input(y, w, x.shape, stride=2, backend="cuda")
     assert g.is_contiguous(memory_format=torch.channels_last_3d)
     with pytest.raises(ct.ProblemError, match="needs arrays on the CPU"):
         ct.conv_transpose3d(x, w, backend="host")

@@ -327,7 +327,7 @@ def test_nvrtc_has_limits(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(host_compiler, "TIME_LIMIT_S", 0.01)
         with pytest.raises(CompileError, match=r"NVRTC: .* did not end within 0.01 s"):
             nvrtc_compiles()
-    assert not list(own.iterdir()) and not processes_with("nvrtc_child.py")
+    assert not list(own.iterdir()) and not processes_with(f"/{os.getpid()}-")
     cubin, _ = nvrtc_compiles()
     monkeypatch.setattr(host_compiler.subprocess, "Popen", None)
     assert nvrtc_compiles()[0] == cubin, "what is in the cache needs no process"

@@ -229,7 +229,8 @@ static int seen() {
 def test_a_sandbox_takes_network_home_and_processes_away(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not _offers(tool):
         pytest.skip(f"the system has no {tool}, or does not let it make namespaces")
-    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None if name == "bwrap" and tool != name else f"/usr/bin/{name}")
+    which = sandbox.shutil.which
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None if name == "bwrap" and tool != name else which(name))
     home = tmp_path / "home"
     home.mkdir()
     (home / "secret").write_text("mine")

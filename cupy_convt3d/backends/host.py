@@ -28,7 +28,7 @@ from ..kernel import PlannedLaunch, without_comments
 from ..source import Instance, headers_of, include_directory, shown_places
 from . import refusals
 from .base import Arguments, Backend, Module, Packed
-from .host_compiler import run_compiler
+from .host_compiler import environment_of_compiler, run_compiler
 from .host_source import host_unit
 
 # --sanitize NAME: compiler flags, the runtime to preload into Python, and the options that make it stop and say so.
@@ -75,7 +75,8 @@ def compiler() -> str:
 
 @lru_cache(maxsize=4)
 def _compiler_version(path: str) -> str:
-    return subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()[0]
+    asked = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, env=environment_of_compiler())
+    return asked.stdout.partition("\n")[0]
 
 
 def check_sanitizer(name: object) -> None:

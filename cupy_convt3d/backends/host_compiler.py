@@ -33,6 +33,11 @@ exit $status
 """
 
 
+def environment_of_compiler() -> dict[str, str]:
+    """Return ours without a sanitizer's runtime, which is for our own process: it reserves more addresses than a compiler may have."""
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+
+
 def run_compiler(
     command: Sequence[str], unit: str = "", what: str = "the compiler", folder: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -47,8 +52,7 @@ def run_compiler(
     Raises:
         CompileError: it took longer than `TIME_LIMIT_S`.
     """
-    # A sanitizer's runtime is for our own process: it reserves more addresses than a compiler may have.
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    environment = environment_of_compiler()
     lifeline, ours = os.pipe()
     try:
         with scratch.directory() as temporary, tempfile.TemporaryFile(dir=temporary) as file:

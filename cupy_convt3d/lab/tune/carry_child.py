@@ -42,10 +42,12 @@ def _instance(asked: dict[str, Any]) -> tuple[Any, Any]:
 
 def _facts() -> dict[str, Any]:
     from cupy.cuda import nvrtc
+
     from cupy_convt3d import registry
     from cupy_convt3d.source import code_digest
 
-    return {"compiler": ".".join(map(str, nvrtc.getVersion())), "digests": {name: code_digest(kernel) for name, kernel in registry.kernels().items()}}
+    digests = {name: code_digest(kernel) for name, kernel in registry.kernels().items()}
+    return {"compiler": ".".join(map(str, nvrtc.getVersion())), "digests": digests}
 
 
 def _plan(asked: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +72,7 @@ def _source(asked: dict[str, Any]) -> dict[str, Any]:
 def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the digest of an instance's PTX, without lines: where it is the same, so is what the assembler makes of it."""
     from cupy.cuda import nvrtc
+
     from cupy_convt3d.backends.nvrtc import compiler_options, device_source
 
     instance, arch = _instance(asked)[0], str(asked["arch"])
