@@ -80,13 +80,6 @@ extern "C" __global__ void plain(const float* __restrict__ input, const float* w
 
 
 @pytest.fixture
-def few_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search has its named problems and those that it draws; `test_shipped_kernels_pass` has those of tiles and layouts too."""
-    monkeypatch.setattr("cupy_convt3d.lab.check.tails", lambda *_: [])
-    monkeypatch.setattr("cupy_convt3d.lab.check.layouts", lambda *_: [])
-
-
-@pytest.fixture
 def plain_file(tmp_path: Path) -> Path:
     path = tmp_path / "plain.cu"
     path.write_text(PLAIN.replace('dtypes = ["fp32"]', 'dtypes = ["fp32"]\ndeterministic = false'))
