@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import some
+from selection import checked, some
 
 import cupy_convt3d as ct
 from cupy_convt3d import reference
@@ -27,10 +27,9 @@ from cupy_convt3d.registry import kernels
 
 BACKENDS: dict[str, Backend] = {}
 CASES = [(name, dtype) for name, kernel in kernels().items() for dtype in kernel.dtypes]
-# On the host `test_check.py` has every kernel's check, in these dtypes, which begins with the edge problems and ends with drawn ones.
-CHECKED = {name: {kernel.dtypes[0], kernel.dtypes[-1]} for name, kernel in kernels().items()}
+# On the host the check of every kernel in `test_check.py` begins with the edge problems and ends with drawn ones.
 BESIDE_THE_CHECK = [
-    *(("host", name, dtype) for name, dtype in CASES if dtype not in CHECKED[name]),
+    *(("host", name, dtype) for name, dtype in CASES if dtype not in checked(kernels()[name])),
     *(pytest.param("cuda", name, dtype, marks=pytest.mark.gpu) for name, dtype in CASES),
 ]
 KINDS = dict.fromkeys(WIDE, ("exact", "exact_wide", "random"))
