@@ -65,8 +65,8 @@ SAID = {
     "write_input": "input was written to",
 }
 QUICK = (
-    *("stop_parent", "forge_replies", "garbage_on_files", "exit_99", "kill_parent", "fork_and_exit", "daemon", "flood_error"),
-    "write_input",
+    *("stop_parent", "forge_replies", "garbage_on_files", "exit_99", "kill_parent", "fork_and_exit", "daemon"),
+    *("flood_and_pass_on", "write_input"),
 )
 
 
