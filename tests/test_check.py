@@ -12,16 +12,18 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from selection import checked
 
 from cupy_convt3d import cli, registry
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.errors import BackendError, CompileError, KernelError
-from cupy_convt3d.kernel import Kernel, Plan
+from cupy_convt3d.kernel import ARCHITECTURES, Kernel, Plan
 from cupy_convt3d.lab import strategies
 from cupy_convt3d.lab.check import _Search, check
 from cupy_convt3d.lab.check.report import CheckReport
 from cupy_convt3d.lab.check.shrink import shrink
 from cupy_convt3d.lab.run.child import summarize_report
+from cupy_convt3d.lab.run.far import APART_LAYOUTS, far_problems
 from cupy_convt3d.lab.run.verify import Outcome, verify
 from cupy_convt3d.lab.run.worker import Worker
 from cupy_convt3d.lab.tensors import KINDS, SPECIAL_KINDS, kinds_of
@@ -91,8 +93,7 @@ SEED, EXAMPLES = int(os.environ.get("SEED") or 0), int(os.environ.get("SEARCH_EX
 
 @pytest.mark.parametrize("name", registry.kernels())
 def test_shipped_kernels_pass(name: str) -> None:
-    every = registry.kernel(name).dtypes
-    dtypes = every if EXAMPLES else tuple(dtype for dtype in every if dtype in (every[0], "tf32x3", every[-1]))
+    dtypes = registry.kernel(name).dtypes if EXAMPLES else checked(registry.kernel(name))
     report = check(name, backend="host", dtypes=dtypes, examples=EXAMPLES or 60, seed=SEED)
     assert report.passed, str(report)
     assert report.dtypes == dtypes
@@ -101,8 +102,25 @@ def test_shipped_kernels_pass(name: str) -> None:
         assert not report.not_applicable
         assert report.examples >= (EXAMPLES or 60) + len(strategies.EDGE_PROBLEMS) * 2 * len(report.dtypes)
     assert 0 < report.worst_ratio == max(report.ratios) <= 1
+    assert not any("spreads NaN" in reason for reason in report.untried.get("named problems", ())), str(report)
+    assert report.verdict == "passed", "past 2^32 elements too"
+    tried, untried = report.tried.get("far problems", 0), report.untried.get("far problems", {})
+    assert tried + sum(untried.values()) == len(far_problems(registry.kernel(name).pass_name))
+    if registry.kernel(name).architectures == ARCHITECTURES:  # else blocks stay, and only strides are far
+        assert tried >= 4, str(report)
+    assert report.tried["problems with far strides"] >= APART_LAYOUTS
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, kernel in registry.kernels().items() if set(kernel.dtypes) - {*checked(kernel)}])
+def test_shipped_kernels_pass_in_their_other_dtypes(name: str) -> None:
+    kernel = registry.kernel(name)
+    dtypes = [dtype for dtype in kernel.dtypes if dtype not in checked(kernel)]
+    report = check(name, backend="host", dtypes=dtypes, examples=60, seed=SEED)
+    assert report.passed, str(report)
+
+
+@pytest.mark.usefixtures("few_problems")
 @pytest.mark.parametrize("sanitize", [None, "address", "undefined", "thread"])
 def test_plain_cuda_file_passes(plain_file: Path, sanitize: str | None) -> None:
     report = check(plain_file, backend="host", examples=0 if sanitize else 15, sanitize=sanitize)
@@ -222,11 +240,13 @@ def test_the_command_line_leaves_out_what_is_for_other_gpus(
     assert "error: fprop_rolling_wgmma is for sm_90a, not for sm_86\n" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_same_seed_same_report() -> None:
     first, second, other = (check("fprop_gather", backend="host", dtypes=["fp32"], examples=40, seed=s) for s in (5, 5, 6))
     assert first.ratios == second.ratios != other.ratios
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_missed_feature_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(strategies.FEATURES, "stride > 1000", lambda problem: max(problem.stride) > 1000)
     report = check("fprop_gather", backend="host", dtypes=["fp32"], examples=5)
@@ -236,6 +256,7 @@ def test_missed_feature_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "MISSED: stride > 1000" in str(report)
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_refused_feature_is_not_applicable() -> None:
     source = registry.kernel("fprop_gather").source
     rules = "[restrictions]\n'groups == 1' = 'groups are not done'\n'in_channels % 8 == 0' = 'needs channels by eights'\n"
@@ -248,6 +269,7 @@ def test_refused_feature_is_not_applicable() -> None:
     assert "  not tried: " in str(report) and "named problems: groups are not done" in str(report)
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_a_pass_says_that_no_far_problem_could_be_tried(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """By a restriction that is declared or by the type of a parameter: a call would get that error, so no result is wrong."""
     rule = "[restrictions]\n'max(input_numel, output_numel, weight_numel) < 2 * 1024 * 1024 * 1024' = 'it counts in 32 bits'\n[[launch]]"
@@ -270,23 +292,21 @@ def test_32_bit_indices_of_a_plain_kernel_are_found() -> None:
     assert report.counterexample is not None and "32 bits" in report.counterexample.message, str(report)
 
 
+FAR_PROBLEM = "n1_c65535to65535_i1x1024x66_k1x1x2_g65535"  # of other kinds 17 gigabytes would be touched
 KIND_ARGUMENTS: list[list[str]] = [
-    [],
     ["--problem", "n1_c2to2_i2_k3_p1"],
-    ["--problem", "n1_c65535to65535_i1x1024x66_k1x1x2_g65535"],
     ["--examples", "0"],
     ["--in-process", "--examples", "1"],
     ["--sanitize", "undefined", "--examples", "0"],
     ["--dtype", "fp16", "--examples", "1"],
 ]
+KINDS_ALONE = [(kind, arguments) for kind in (*KINDS, *SPECIAL_KINDS, "far") for arguments in KIND_ARGUMENTS]
 
 
-@pytest.mark.parametrize("arguments", KIND_ARGUMENTS, ids=" ".join)
-@pytest.mark.parametrize("kind", [*KINDS, *SPECIAL_KINDS, "far"])
+@pytest.mark.usefixtures("few_problems")
+@pytest.mark.parametrize(("kind", "arguments"), [*KINDS_ALONE, ("far", ["--problem", FAR_PROBLEM])], ids=str)
 def test_each_kind_alone(kind: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if kind != "far" and "c65535" in " ".join(arguments):
-        pytest.skip("17 gigabytes that are touched")
-    code = cli.main(["check", "fprop_gather", "--backend", "host", "--examples", "5", "--kind", kind, *arguments])
+    code = cli.main(["check", "fprop_gather", "--backend", "host", "--kind", kind, *arguments])
     done = capsys.readouterr()
     if kind == "far" and "--sanitize" in arguments:
         assert code == 2 and "without a sanitizer" in done.err
@@ -296,6 +316,7 @@ def test_each_kind_alone(kind: str, arguments: list[str], capsys: pytest.Capture
         assert code == 0, done
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_kernel_that_refuses_everything_fails() -> None:
     source = registry.kernel("fprop_gather").source
     kernel = Kernel.from_source(source.replace("[[launch]]", "[restrictions]\n'stride_w > 999' = 'no'\n[[launch]]", 1), "never")
@@ -322,6 +343,7 @@ def test_verify_sees_one_wrong_voxel_in_any_layout(kind: str, seed: int) -> None
     assert outcome.got == pytest.approx(np.float32(outcome.expected) * 1.01 + 1, rel=1e-5)
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_nan_that_is_multiplied_by_zero_is_seen() -> None:
     """A kernel that reads some input where no tap leads to one, and takes it times zero, is right on numbers alone."""
     source = registry.kernel("fprop_gather").source
@@ -342,6 +364,7 @@ PADDED = (  # what is beyond the input is zero, and multiplied too
 )
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_a_kernel_says_that_it_multiplies_padding() -> None:
     """That allows a NaN among the weights to reach outputs whose tap lies beyond the input, and nothing more."""
     source = registry.kernel("fprop_gather").source

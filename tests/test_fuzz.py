@@ -60,7 +60,7 @@ def test_a_right_kernel_gives_no_findings_and_its_coverage_grows(tmp_path: Path)
 def test_crashes_hangs_and_memory_are_survived(tmp_path: Path) -> None:
     broken = [specimen(name) for name in ("crash", "hang", "out_of_memory", "s000_groups_ignored")]
     path = tmp_path / "f.jsonl"
-    report = run(path, *broken, kernel("fprop_gather"), examples=250, workers=2, time_limit_s=0.5)
+    report = run(path, *broken, kernel("fprop_gather"), examples=150, workers=2, time_limit_s=0.5)
     found = {finding.kernel: finding for finding in report.findings}
     assert set(found) == {k.name for k in broken}
     assert "SIGSEGV" in found["crash"].message and found["crash"].problem == "n1_c1to1_i1_k1_bias"
@@ -254,7 +254,7 @@ def test_the_second_stage_of_wgrad_reduce_is_checked() -> None:
     broken = shipped.replace("for (int split = 0; split < splits; ++split)", "for (int split = 0; split < 1; ++split)")
     assert broken != shipped
     one_split, tiny = Kernel.from_source(broken, "one_split"), Problem.parse("n1_c1to1_i1x1x9_k1")
-    assert check(one_split, backend="host").counterexample is not None
+    assert check(one_split, backend="host", dtypes=["fp32"]).counterexample is not None
     assert 8 in [c.tunables["SPLIT_VOXELS"] for c in configurations(kernel("wgrad_reduce"))]
     for voxels, right in ((one_split.tunables["SPLIT_VOXELS"], True), (8, False)):
         ranges = one_split.replace_tunables(SPLIT_VOXELS=voxels)
@@ -263,7 +263,7 @@ def test_the_second_stage_of_wgrad_reduce_is_checked() -> None:
 
 @pytest.mark.parametrize("name", kernels())
 def test_kernels_with_restrictions_get_tails_and_layouts_too(name: str) -> None:
-    for dtype in kernel(name).dtypes:
+    for dtype in {kernel(name).dtypes[0], kernel(name).dtypes[-1]}:
         problems = [*tails(kernel(name), dtype), *(problem for problem, _ in layouts(kernel(name), dtype))]
         assert len(set(problems)) >= 12
         assert {sum(size > 1 for size in problem.kernel_size) for problem in problems} >= {1, 3}

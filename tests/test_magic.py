@@ -29,7 +29,7 @@ QUICK = "--case n1_c1to2_i3_k3_s2 --against fprop_gather"
 
 
 @pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+def shell(monkeypatch: pytest.MonkeyPatch, few_problems: None) -> Iterator[InteractiveShell]:
     monkeypatch.setattr(registry, "_own", {})
     monkeypatch.setattr("cupy_convt3d.magic.EXAMPLES", 10)
     monkeypatch.setattr("cupy_convt3d.magic.HOST_BUDGET_MS", 5.0)

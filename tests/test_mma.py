@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from selection import in_turn, some
 
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.choice import backend_for
@@ -263,24 +264,25 @@ PATCHES = {
 }
 
 
+@pytest.mark.parametrize(("dtype", "tile"), in_turn(("tf32", "tf32x3", "bf16"), (1, 2, 3, 4, 5)))
 @pytest.mark.parametrize("what", PATCHES)
-@pytest.mark.parametrize("tile", [1, 2, 3, 4, 5])
-def test_patch_tails(tile: int, what: str, backend: str) -> None:
+def test_patch_tails(what: str, dtype: str, tile: int, backend: str) -> None:
     kernel = kernels()["fprop_patch_mma"].replace_tunables(TILE=tile)
-    for dtype in ("tf32", "tf32x3", "bf16"):
-        for problem in PATCHES[what]:
-            for seed in (0, 2, 5, 7):  # contiguous tensors, then drawn layouts
-                outcome = verify(backend_for(backend), kernel, Problem.parse(problem), dtype, "exact", seed)
-                assert outcome.ok, f"{problem} {dtype} seed {seed}: {outcome.message}"
+    for problem in PATCHES[what]:
+        for seed in (0, 2, 5, 7):  # contiguous tensors, then drawn layouts
+            outcome = verify(backend_for(backend), kernel, Problem.parse(problem), dtype, "exact", seed)
+            assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
 
 
-@pytest.mark.parametrize("tunables", [{"WIDE_WARPS": 1, "TILE": 1}, {"STAGES": 2}, {"STAGES": 3, "STAGE_STEPS": 4}])
-def test_patch_configurations(tunables: dict[str, int], backend: str) -> None:
+PATCH_TUNABLES = [{"WIDE_WARPS": 1, "TILE": 1}, {"STAGES": 2}, {"STAGES": 3, "STAGE_STEPS": 4}]
+
+
+@pytest.mark.parametrize(("tunables", "dtype"), in_turn(PATCH_TUNABLES, kernels()["fprop_patch_mma"].dtypes))
+def test_patch_configurations(tunables: dict[str, int], dtype: str, backend: str) -> None:
     kernel = kernels()["fprop_patch_mma"].replace_tunables(**tunables)
-    for dtype in kernel.dtypes:
-        for problem in ("n2_c16to32_i2x4x8_k2_s2_bias", "n1_c257to9_i1x3x5_k1x2x3_s1x2x3"):
-            outcome = verify(backend_for(backend), kernel, Problem.parse(problem), dtype, "random", seed=0)
-            assert outcome.ok, f"{problem} {dtype}: {outcome.message}"
+    for problem in ("n2_c16to32_i2x4x8_k2_s2_bias", "n1_c257to9_i1x3x5_k1x2x3_s1x2x3"):
+        outcome = verify(backend_for(backend), kernel, Problem.parse(problem), dtype, "random", seed=0)
+        assert outcome.ok, f"{problem}: {outcome.message}"
 
 
 @pytest.mark.parametrize("tunables", [{"VOXELS": 16, "COLUMNS": 32}, {"VOXELS": 32, "COLUMNS": 64}, {"VOXELS": 32}])
@@ -325,16 +327,16 @@ FEW = (
 )
 
 
-@pytest.mark.parametrize(
-    "tunables", [{}, {"TILE": 32}, {"TILE": 64}, {"LOADS": 2, "WARPS": 4}, {"WARPS": 16, "COLUMNS": 8}, {"WARPS": 2, "LOADS": 1}]
-)
-def test_split_k_tails(tunables: dict[str, int], backend: str) -> None:
+SPLIT_TUNABLES = [{}, {"TILE": 32}, {"TILE": 64}, {"LOADS": 2, "WARPS": 4}, {"WARPS": 16, "COLUMNS": 8}, {"WARPS": 2, "LOADS": 1}]
+
+
+@pytest.mark.parametrize(("tunables", "dtype"), in_turn(SPLIT_TUNABLES, kernels()["fprop_patch_split_k"].dtypes))
+def test_split_k_tails(tunables: dict[str, int], dtype: str, backend: str) -> None:
     kernel = kernels()["fprop_patch_split_k"].replace_tunables(**tunables)
-    for dtype in kernel.dtypes:
-        for problem in map(Problem.parse, (*FEW, *(name for names in PATCHES.values() for name in names[::3]))):
-            for seed in (0, 1, 5):  # contiguous tensors, then drawn layouts
-                outcome = verify(backend_for(backend), kernel, problem, dtype, "exact", seed)
-                assert outcome.ok, f"{problem} {dtype} seed {seed}: {outcome.message}"
+    for problem in map(Problem.parse, (*FEW, *(name for names in PATCHES.values() for name in names[::3]))):
+        for seed in (0, 1, 5):  # contiguous tensors, then drawn layouts
+            outcome = verify(backend_for(backend), kernel, problem, dtype, "exact", seed)
+            assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
 
 
 def test_how_few_voxels_are_shared_out() -> None:
@@ -369,7 +371,7 @@ SPLIT_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", SPLIT_MISTAKES)
+@pytest.mark.parametrize("mistake", some(SPLIT_MISTAKES))
 def test_mistakes_in_a_split_depth_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     assert_found(kernels()["fprop_patch_split_k"], *SPLIT_MISTAKES[mistake], [(0, Problem.parse(name)) for name in FEW], LOADS=1)
 

@@ -201,26 +201,26 @@ def test_what_the_host_does_not_compile_is_not_judged(monkeypatch: pytest.Monkey
 
 def test_verdicts_are_kept_but_not_survivors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, gather = tmp_path / "kept.jsonl", kernel("fprop_gather")
-    first = judge_mutants(gather, sample=2, kept=kept)
+    first = judge_mutants(gather, sample=1, kept=kept)
     monkeypatch.setattr("cupy_convt3d.lab.mutants.Worker", None)  # nothing is judged again
-    assert judge_mutants(gather, kept=kept, kept_only=True).verdicts == judge_mutants(gather, sample=2, kept=kept).verdicts
-    assert len(first.verdicts) == len(kept.read_text().splitlines()) == 2
+    assert judge_mutants(gather, kept=kept, kept_only=True).verdicts == judge_mutants(gather, sample=1, kept=kept).verdicts
+    assert len(first.verdicts) == len(kept.read_text().splitlines()) == 1
     kept.write_text(kept.read_text().replace('"killed"', '"survived"'))
-    assert judge_mutants(gather, kept=kept, kept_only=True).counts["survived"] == 2
+    assert judge_mutants(gather, kept=kept, kept_only=True).counts["survived"] == 1
     with pytest.raises(TypeError):  # it asks for a worker
-        judge_mutants(gather, sample=2, kept=kept)
+        judge_mutants(gather, sample=1, kept=kept)
     kept.write_text("not JSON\n")
     with pytest.raises(FindingsError, match="line 1: is no JSON"):
-        judge_mutants(gather, sample=2, kept=kept)
+        judge_mutants(gather, sample=1, kept=kept)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "docs" / "scores.json"
-    assert cli.main(["mutants", "fprop_gather", "--sample", "2", "--workers", "1", "--scores", str(path)]) == 0
+    assert cli.main(["mutants", "fprop_gather", "--sample", "1", "--workers", "1", "--scores", str(path)]) == 0
     total = sum(len(mutants(text, file)) for file, text in {"": kernel("fprop_gather").source, **blocks(kernel("fprop_gather"))}.items())
-    assert f"fprop_gather: 2 of {total} mutants, 2 killed" in capsys.readouterr().out
+    assert f"fprop_gather: 1 of {total} mutants, 1 killed" in capsys.readouterr().out
     found = scores(path)["fprop_gather"]
-    assert (found.mutants, found.judged, found.killed, found.of) == (total, 2, 2, "kernel and headers")
+    assert (found.mutants, found.judged, found.killed, found.of) == (total, 1, 1, "kernel and headers")
     assert cli.main(["mutants", "nothing"]) == 2
 
 

@@ -227,6 +227,7 @@ __global__ void halves(const Problem problem, const __half* input, const __half*
 """
 
 
+@pytest.mark.usefixtures("few_problems")
 def test_a_kernel_on_cudas_own_halves_passes_the_check() -> None:
     report = check(Kernel.from_source(HALVES, "halves"), backend="host", examples=12)
     assert report.passed, str(report)

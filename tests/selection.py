@@ -1,0 +1,34 @@
+"""Which of many cases that are alike `make test` runs; the others are marked slow, and `make test-rest` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from cupy_convt3d.kernel import Kernel
+
+
+def some(cases: Iterable[Any], every: int = 3) -> list[Any]:
+    """Return all cases, of which one in `every` is for the quick tests."""
+    return [case if number % every == 0 else pytest.param(case, marks=pytest.mark.slow) for number, case in enumerate(cases)]
+
+
+def checked(kernel: Kernel) -> tuple[str, ...]:
+    """Return the dtypes of which the quick tests have a kernel's whole check: the first and the last.
+
+    Of a kernel for tensor cores, which the host takes long to run, it is the last alone. In the others the quick tests have problems with
+    numbers that are not finite and drawn ones.
+    """
+    first, last = kernel.dtypes[0], kernel.dtypes[-1]
+    return (last,) if first == "tf32" else tuple(dict.fromkeys((first, last)))
+
+
+def in_turn(firsts: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
+    """Return all pairs, of which the quick tests have each of the firsts once, with the seconds in turn."""
+    return [
+        pytest.param(first, second, marks=[] if number % len(seconds) == turn else pytest.mark.slow)
+        for number, first in enumerate(firsts)
+        for turn, second in enumerate(seconds)
+    ]
