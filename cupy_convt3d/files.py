@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MOST_BYTES = 1 << 30  # that are read of one file
+_NEW = ".new-convt3d-"  # begins the name of a file that is being written
 
 
 def read_bytes(path: Path) -> bytes:
@@ -48,11 +49,14 @@ def write_all(descriptor: int, data: bytes) -> None:
 def write_whole(path: Path, data: bytes | str, mode: int = 0o644) -> None:
     """Write a file, made beside its place and moved there once it is known to be complete: others see all of it or what was there.
 
+    What a killed process has left of such a file in the same folder is removed.
+
     Raises:
         OSError: it cannot be written; what was there is still there.
     """
     content = data.encode() if isinstance(data, str) else data
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    _remove_abandoned(path.parent)
+    descriptor, temporary = _begun(path.parent)
     try:
         try:
             write_all(descriptor, content)
@@ -67,6 +71,28 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o644) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _begun(folder: Path) -> tuple[int, str]:
+    """Return a new file, open for writing and locked for as long as it is, and its path."""
+    while True:
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=_NEW)
+        with contextlib.suppress(OSError):  # a file system without locks, where nobody takes it for abandoned either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, name
+        os.close(descriptor)  # it was taken for abandoned before it was locked
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for path in folder.glob(f"{_NEW}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where its writer is alive
+                os.unlink(path)
+            finally:
+                os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -53,6 +53,7 @@ def headers(texts: Iterable[str], root: Path, overlay: Mapping[str, str], host: 
             waiting.append((name, text))
         return text is not None
 
+    stand_ins: list[str] | None = None
     while waiting:
         file, text = waiting.pop()
         names, by_macro = _names(text)
@@ -62,8 +63,10 @@ def headers(texts: Iterable[str], root: Path, overlay: Mapping[str, str], host: 
             if not host and file is not None and not file.startswith(_HOST) and any(place.startswith(_HOST) for place in places):
                 continue
             if not any(map(take, places)):
-                for other in _files(root / _STAND_INS[host]):
-                    take(str(other.relative_to(root)))
+                if stand_ins is None:  # one look at the folder: most sources include several headers that are not there
+                    stand_ins = [str(other.relative_to(root)) for other in _files(root / _STAND_INS[host])]
+                for other_name in stand_ins:
+                    take(other_name)
         for other in _files(root) if by_macro else ():
             take(str(other.relative_to(root)))
     return dict(sorted(found.items()))

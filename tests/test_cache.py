@@ -236,6 +236,54 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "f").read_text() == "before" and len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("alive", [False, True])
+def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path, alive: bool) -> None:
+    """And nothing else: not the file of a writer who is at it still, nor one of somebody else's."""
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom cupy_convt3d import files\n"
+        "files.os.fsync = lambda descriptor: (print('begun', flush=True), sys.stdin.read())\n"
+        f"files.write_whole(Path({str(tmp_path / 'f')!r}), 'theirs')\n"
+    )
+    (tmp_path / ".new-thing").write_text("not ours")
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == "begun\n"
+        if not alive:
+            writer.kill()
+            writer.wait()
+        (begun,) = tmp_path.glob(".new-convt3d-*")
+        files.write_whole(tmp_path / "g", "mine")
+        assert begun.exists() == alive
+    assert writer.returncode == (0 if alive else -9) and (tmp_path / "f").exists() == alive
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".new-thing", *(["f"] if alive else []), "g"]
+
+
+def test_a_file_that_was_taken_for_abandoned_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock, taken = files.fcntl.flock, []
+
+    def late(descriptor: int, how: int) -> None:
+        if not taken:
+            taken.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            os.unlink(taken[0])  # another process has had the lock between
+        flock(descriptor, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    files.write_whole(tmp_path / "f", "whole")
+    assert taken and (tmp_path / "f").read_text() == "whole" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("kept", [4, 64, 3000, 4095])
+@pytest.mark.parametrize("trailer", ["none", "of the whole", "half"])
+def test_a_cut_entry_that_begins_as_an_elf_is_not_loaded(own: Path, kept: int, trailer: str) -> None:
+    """As where a disk was full or a copy of the cache was cut off: the digest is of all bytes, not of those that are there."""
+    whole = b"\x7fELF" + bytes(4092)
+    path = cache.store("one.cubin", whole)
+    assert cache.load("one.cubin", begins=b"\x7fELF") == whole
+    end = {"none": b"", "of the whole": path.read_bytes()[-40:], "half": path.read_bytes()[-40:-20]}[trailer]
+    path.write_bytes(whole[:kept] + end)
+    with pytest.warns(CacheWarning, match="damaged"):
+        assert cache.load("one.cubin", begins=b"\x7fELF") is None
+
+
 def test_the_compiler_has_a_time_limit_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An include that is a pipe is waited for without end."""
     from cupy_convt3d.backends import host_compiler
@@ -289,7 +337,8 @@ def test_the_compiler_has_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.nvrtc
-def test_a_cubin_that_is_none_is_made_again(own: Path) -> None:
+@pytest.mark.parametrize("what", ["no ELF", "cut"])
+def test_a_cubin_that_is_none_is_made_again(own: Path, what: str) -> None:
     nvrtc = pytest.importorskip("cupy_convt3d.backends.nvrtc")
     pytest.importorskip("cupy")
     try:
@@ -297,7 +346,8 @@ def test_a_cubin_that_is_none_is_made_again(own: Path) -> None:
     except BackendError as error:
         pytest.skip(str(error))
     path = next(own.glob("one-*.cubin"))
-    path.write_bytes(b"no ELF" + hashlib.sha256(b"no ELF").digest() + b"convt3d\n")
+    none = b"no ELF" + hashlib.sha256(b"no ELF").digest() + b"convt3d\n"
+    path.write_bytes(none if what == "no ELF" else path.read_bytes()[: len(cubin) // 2] + path.read_bytes()[-40:])
     with pytest.warns(CacheWarning, match="damaged"):
         again, _ = nvrtc.compile_cubin(Instance(Kernel.from_source(TEXT, "one"), "fp32"), "sm_80")
     assert again == cubin and log and cache.load(path.name) == cubin

@@ -203,6 +203,7 @@ class Prepared:
 
     Args:
         tensors: every tensor of the pass by name, `bias` only where there is one; their addresses are of no account here.
+        allowed: the caller has asked `why_not` itself.
 
     Attributes:
         workspace: bytes of each scratch tensor that the launches share, by name.
@@ -213,8 +214,10 @@ class Prepared:
         CompileError, BackendError: as the backend says.
     """
 
-    def __init__(self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef]) -> None:
-        if reason := backend.why_not(kernel, problem, dtype):
+    def __init__(
+        self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef], allowed: bool = False
+    ) -> None:
+        if not allowed and (reason := backend.why_not(kernel, problem, dtype)):
             raise KernelError(reason)
         plan = kernel.plan(problem, dtype, backend.multiprocessors)
         self._module = backend.compile(backend.instance(kernel, dtype, plan))

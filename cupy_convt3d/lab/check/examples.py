@@ -354,8 +354,8 @@ def _fits(kernel: Kernel, problems: Iterable[Problem], dtype: str, refused: Refu
 
 def combinations(dtypes: Sequence[str], kinds: Sequence[str] = (*KINDS, *SPECIAL_KINDS)) -> list[tuple[str, str]]:
     """Return (kind, dtype), exact before random and what is not finite last; some kinds are for some dtypes only."""
-    pairs = [(kind, dtype) for kind in (*KINDS, *SPECIAL_KINDS) if kind in kinds for dtype in dtypes]
-    return [(kind, dtype) for kind, dtype in pairs if kind in kinds_of(dtype)]
+    known = {dtype: kinds_of(dtype) for dtype in dtypes}  # once: fuzz asks for each example
+    return [(kind, dtype) for kind in (*KINDS, *SPECIAL_KINDS) if kind in kinds for dtype in dtypes if kind in known[dtype]]
 
 
 def drawn_combinations(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

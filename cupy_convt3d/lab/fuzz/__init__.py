@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,7 @@ class _Run:
 
     def in_flight(self, stream: str, example: Example) -> dict[str, Any]:
         message = _INTERRUPTED_AGAIN if (stream, self.done[stream]) in self.seen else _INTERRUPTED
-        return asdict(self.finding(example, Outcome(False, message=message)))
+        return vars(self.finding(example, Outcome(False, message=message)))
 
     def resume(self, running: dict[str, list[Any]]) -> None:
         """Name what was running when the last run was killed. What has been running at two such ends is a finding and not run again."""

@@ -34,16 +34,17 @@ class Arena:
         self._map: mmap.mmap | None = None
         self._size = self._used = 0
 
-    def lay_out(self, arrays: Mapping[str, Array]) -> dict[str, Slot]:
-        """Copy arrays to the arena and return where they are."""
+    def lay_out(self, arrays: Mapping[str, Array]) -> tuple[dict[str, Slot], dict[str, Array]]:
+        """Copy arrays to the arena; return where they are, and as they are there."""
         offsets = self._offsets([array.nbytes for array in arrays.values()])
         slots = {
             name: (offset, array.dtype.name if array.dtype.kind == "V" else array.dtype.str, array.shape)
             for (name, array), offset in zip(arrays.items(), offsets, strict=True)
         }
+        views = {name: self.view(slot) for name, slot in slots.items()}
         for name, array in arrays.items():
-            self.view(slots[name])[...] = array
-        return slots
+            views[name][...] = array
+        return slots, views
 
     def _offsets(self, sizes: list[int]) -> list[int]:
         """Find room for arrays of so many bytes."""

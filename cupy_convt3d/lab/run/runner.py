@@ -59,7 +59,7 @@ def _serve(requests: int, replies: int, arena: Arena, setup: tuple[str, str | No
     def say(serial: int, **reply: Any) -> None:
         if os.getpid() != own:
             os._exit(0)  # the kernel has forked, and this is the copy
-        talk.write(replies, talk.encode({"serial": serial, **reply}))
+        talk.write(replies, talk.encode({"serial": serial, **reply}) if reply else talk.done(serial))
 
     try:
         local = Local(backend_of(*setup), shared=True)

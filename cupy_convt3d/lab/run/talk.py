@@ -80,6 +80,11 @@ def encode(reply: Mapping[str, Any]) -> bytes:
     return json.dumps(reply).encode()
 
 
+def done(serial: int) -> bytes:
+    """Return the reply to a request that had no more to ask than that it be done."""
+    return b'{"serial": %d}' % serial
+
+
 def decode(data: bytes) -> dict[str, Any]:
     """Return a reply.
 
