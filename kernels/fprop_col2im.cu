@@ -1,0 +1,679 @@
+/* convt3d
+pass = "fprop"
+dtypes = ["tf32", "tf32x3", "fp32", "bf16", "fp16"]
+static_shared_bytes = 96
+[specialize]
+ROW_TILES = "row_tiles_of_warp"
+COLUMN_TILES = "tile_columns // 32"
+WARP_ROWS = "warp_rows"
+[constants]
+vector = "16 // itemsize"
+chunk = "64 // itemsize"
+chunks = "ceil_div(in_channels_per_group, chunk)"
+row_channels = "ceil_div(in_channels_per_group, vector) * vector"
+# Of an output channel's taps a tile has the stretch from the first to the last that lead from an input to an output, in whole vectors.
+low_d = "min(kernel_d - 1, max(0, ceil_div(padding_d - (input_d - 1) * stride_d, dilation_d)))"
+low_h = "min(kernel_h - 1, max(0, ceil_div(padding_h - (input_h - 1) * stride_h, dilation_h)))"
+low_w = "min(kernel_w - 1, max(0, ceil_div(padding_w - (input_w - 1) * stride_w, dilation_w)))"
+high_d = "max(low_d, min(kernel_d - 1, (output_d - 1 + padding_d) // dilation_d))"
+high_h = "max(low_h, min(kernel_h - 1, (output_h - 1 + padding_h) // dilation_h))"
+high_w = "max(low_w, min(kernel_w - 1, (output_w - 1 + padding_w) // dilation_w))"
+low_tap = "(low_d * kernel_h + low_h) * kernel_w + low_w"
+high_tap = "(high_d * kernel_h + high_h) * kernel_w + high_w"
+whole_vectors = "1 if taps % vector == 0 else 0"
+first_tap = "low_tap // vector * vector if whole_vectors else 0"
+live_taps = "(high_tap // vector + 1) * vector - first_tap if whole_vectors else taps"
+most_shift = "0 if whole_vectors else vector - 1"
+# Rows: whole volumes, or boxes of one.
+voxels = "batch * input_voxels"
+tile_rows = "TILE_ROWS if TILE_ROWS != 0 else 16 if voxels <= 16 else 32 if voxels <= 32 else 128 if 64 < input_voxels <= 128 else 64"
+warp_rows = "2 if tile_rows >= 64 else 1"
+row_tiles_of_warp = "tile_rows // (16 * warp_rows)"
+boxes_w = "ceil_div(input_w, min(input_w, tile_rows))"
+box_w = "ceil_div(input_w, boxes_w)"
+boxes_h = "ceil_div(input_h, min(input_h, tile_rows // box_w))"
+box_h = "ceil_div(input_h, boxes_h)"
+boxes_d = "ceil_div(input_d, min(input_d, tile_rows // (box_w * box_h)))"
+box_d = "ceil_div(input_d, boxes_d)"
+boxes = "boxes_d * boxes_h * boxes_w"
+tile_images = "tile_rows // input_voxels if boxes == 1 else 1"
+row_tiles = "ceil_div(batch, tile_images) * boxes"
+# Columns: as many as leave two blocks for each multiprocessor. Where there are too few tiles all the same, parts of the depth.
+most_columns = "256 if tile_rows <= 64 else 128"
+least_columns = "64 if live_taps + most_shift <= 64 else 128 if live_taps + most_shift <= 128 else 256"
+fewest_tiles = "row_tiles * groups * ceil_div(out_channels_per_group, max(1, (256 - most_shift) // live_taps))"
+fewer_tiles = "row_tiles * groups * ceil_div(out_channels_per_group, max(1, (128 - most_shift) // live_taps))"
+wanted_columns = "TILE_COLUMNS if TILE_COLUMNS != 0 else 256 if fewest_tiles >= 2 * multiprocessors else 128 if fewer_tiles >= 2 * multiprocessors else 64"
+tile_columns = "max(least_columns, min(most_columns, wanted_columns))"
+tile_channels = "max(1, (tile_columns - most_shift) // live_taps)"
+channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
+tiles = "row_tiles * channel_tiles * groups"
+parts = "max(1, min(chunks, DEPTH_PARTS if DEPTH_PARTS != 0 else min(ceil_div(chunks, 4), 2 * multiprocessors // max(1, tiles))))"
+# What a box's taps reach, or where boxes share no outputs its share of the output.
+overlap_d = "1 if boxes_d > 1 and (kernel_d - 1) * dilation_d >= stride_d else 0"
+overlap_h = "1 if boxes_h > 1 and (kernel_h - 1) * dilation_h >= stride_h else 0"
+overlap_w = "1 if boxes_w > 1 and (kernel_w - 1) * dilation_w >= stride_w else 0"
+reach_d = "output_d if boxes_d == 1 else min(output_d, (box_d - 1) * stride_d + (kernel_d - 1) * dilation_d + 1 if overlap_d else box_d * stride_d + output_padding[0])"
+reach_h = "output_h if boxes_h == 1 else min(output_h, (box_h - 1) * stride_h + (kernel_h - 1) * dilation_h + 1 if overlap_h else box_h * stride_h + output_padding[1])"
+reach_w = "output_w if boxes_w == 1 else min(output_w, (box_w - 1) * stride_w + (kernel_w - 1) * dilation_w + 1 if overlap_w else box_w * stride_w + output_padding[2])"
+summed = "1 if parts > 1 or overlap_d or overlap_h or overlap_w else 0"
+partial_count = "row_tiles * parts * tile_images * out_channels * reach_d * reach_h * reach_w if summed else 0"
+stage_bytes = "tile_rows * 80 + chunk * (tile_columns + 8) * itemsize"
+product_bytes = "tile_rows * (tile_columns + 8) * 4"
+tables_at = "max(STAGES * stage_bytes, product_bytes)"
+channel_quads = "ceil_div(out_channels, 4)"
+[restrictions]
+"live_taps + most_shift <= 256" = "a tile of at most 256 columns has all taps of an output channel"
+"tile_rows * tile_columns <= 16384" = "a thread has registers for at most 64 sums"
+"reach_d + reach_h + reach_w <= 2048" = "the tables of a block's outputs have 2048 entries"
+"max(out_channels_per_group * taps, tiles * parts, voxels * groups * row_channels, batch * channel_quads * output_voxels) < 2147483136" = "the columns of a group, the blocks, the input and the quads of outputs must be below 2^31"
+[search]
+TILE_ROWS = [0, 16, 32, 64, 128]
+TILE_COLUMNS = [64, 128, 256]
+DEPTH_PARTS = [1, 2, 4, 8]
+[workspace]
+input_rows = "ceil_div(voxels * groups * row_channels * itemsize, 4)"
+partial_sums = "partial_count"
+[[launch]]
+symbol = "convt3d_lay_out_rows"
+prepares = "input_rows"
+grid = "ceil_div(voxels * groups * row_channels // vector, 256)"
+block = 256
+[[launch]]
+symbol = "convt3d_fprop_col2im"
+prepares = "partial_sums"
+grid = "tiles * parts"
+block = "128 * warp_rows"
+shared_bytes = "tables_at + 8 * (reach_d + reach_h + reach_w)"
+[[launch]]
+symbol = "convt3d_add_partial_sums"
+when = "summed"
+grid = "ceil_div(batch * channel_quads * output_voxels, 256)"
+block = 256
+*/
+// Few voxels with many channels: one matrix product of the input with the weight as it lies in memory, and col2im, the sum of its columns
+// into the outputs that they belong to.
+//
+//   product[n, i][co, t] = sum over ci of input[n, ci, i] * weight[ci, co, t]
+//   output[n, co, o] = bias[co] + sum over i*stride - padding + t*dilation = o of product[n, i][co, t]
+//
+// The weight is (ci, co, t): a matrix whose rows are the depth, and it is nearly all that has to be read. A block reads some of its columns, all
+// live taps of a few output channels, in vectors, and serves all residue classes by them. GEMM rows are voxels: whole volumes, or a box of one.
+// So that all multiprocessors have work, tiles have few columns, and where that is not enough, a part of the depth each.
+//
+//   1. A launch lays the input out with channels in a row, if it is not so. Meanwhile the blocks of the next copy their first weights.
+//   2. A ring of STAGES stages, each 64 bytes of channels of the rows [row][channel], and as many rows of the weight [channel][column].
+//      A warp multiplies ROW_TILES * 16 rows by COLUMN_TILES * 8 columns, on tensor cores or, in fp32, by multiply-adds.
+//   3. The products go to shared memory, [row][column]. A thread adds up those of an output, of four channels or volumes, by tables that have
+//      the first product of each coordinate of an axis and how many follow, equal steps apart.
+//   4. Where a tile has all of the depth, and no other shares its outputs, they are stored. Else its sums are, and a third launch adds them up
+//      in a fixed order.
+#include "convt3d.cuh"
+#include "convt3d/advanced.cuh"
+#include "convt3d/beside_packing.cuh"
+#include "convt3d/mma.cuh"
+#include "convt3d/specialized.cuh"
+#include "convt3d/split_tf32.cuh"
+
+// Rows of a tile, 16, 32, 64 or 128; columns of a tile, 64, 128 or 256; parts of the depth. 0: by the problem.
+#ifndef TILE_ROWS
+#define TILE_ROWS 0
+#endif
+#ifndef TILE_COLUMNS
+#define TILE_COLUMNS 0
+#endif
+#ifndef DEPTH_PARTS
+#define DEPTH_PARTS 0
+#endif
+#ifndef STAGES
+#define STAGES 4
+#endif
+#ifndef ROW_TILES  // set by the problem, all together; these are for a look at the compiler's output
+#define ROW_TILES 2
+#define COLUMN_TILES 8
+#define WARP_ROWS 2
+#endif
+
+constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), VECTOR = 16 / SIZE, CHUNK = 64 / SIZE;
+constexpr int CELLS = 4;       // of a chunk, 16 bytes each
+constexpr int ROW_BYTES = 80;  // of a row of a chunk, and 16 that let the rows that are read at once meet all banks
+#if defined(__CUDACC__)
+constexpr int ROWS = ROW_TILES, COLUMNS = COLUMN_TILES, THREADS = 128 * WARP_ROWS;
+#else
+constexpr int ROWS = 4, COLUMNS = 8, THREADS = 256;  // the most there can be
+#endif
+constexpr int SUMS = ROWS * COLUMNS * 4 * PARTS;
+// Threads of a multiprocessor for which registers are left.
+constexpr int RESIDENT = SUMS <= 16 ? 1024 : SUMS <= 32 ? 768 : SUMS <= 64 ? 512 : 256;
+constexpr int BLOCKS = RESIDENT / THREADS;
+
+// Whether channels of a voxel lie in whole vectors already.
+__device__ __forceinline__ bool lies_in_rows(const Problem& problem, const View<const scalar_t>& input) {
+  bool rows = input.stride[1] == 1 && problem.in_channels / problem.groups % VECTOR == 0 &&
+              reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
+  rows = rows && (problem.batch == 1 || input.stride[0] % VECTOR == 0);
+  for (int a = 0; a < 3; ++a) rows = rows && (problem.input_size[a] == 1 || input.stride[2 + a] % VECTOR == 0);
+  return rows;
+}
+
+struct alignas(16) Vector {
+  scalar_t element[VECTOR];
+};
+
+// input_rows[group][n, voxel][channel], zero from the last channel on: a thread makes a vector.
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_lay_out_rows(const Problem problem, const View<const scalar_t> input, accum_t* __restrict__ input_rows,
+                         const int voxels, const int row_channels) {
+  let_next_begin();
+  if (lies_in_rows(problem, input)) return;
+  const int index = static_cast<int>(blockIdx.x * 256 + threadIdx.x), cells = row_channels / VECTOR;
+  if (index >= voxels * problem.groups * cells) return;
+  // Neighbours in memory for neighbouring threads.
+  const bool voxels_first = input.stride[1] != 1;
+  const int row = voxels_first ? index % voxels : index / (cells * problem.groups);
+  const int cell = voxels_first ? index / voxels % cells : index % cells;
+  const int group = voxels_first ? index / voxels / cells : index / cells % problem.groups;
+  const int (&size)[3] = problem.input_size;
+  const int channels = problem.in_channels / problem.groups, first = cell * VECTOR;
+  const scalar_t* from = input.at(row / size[2] / size[1] / size[0], group * channels + first,
+                                  row / size[2] / size[1] % size[0], row / size[2] % size[1], row % size[2]);
+  Vector vector;
+#pragma unroll
+  for (int e = 0; e < VECTOR; ++e) {
+    vector.element[e] = first + e < channels ? *from : to_scalar(accum_t(0));
+    if (first + e + 1 < channels) from = advanced(from, input.stride[1] * SIZE);
+  }
+  reinterpret_cast<Vector*>(input_rows)[(static_cast<index_t>(group) * voxels + row) * cells + cell] = vector;
+}
+
+// ---- the products of a warp ----
+
+// The sums of a lane: element e of [i][j] is at this row and column of the warp's.
+__device__ __forceinline__ int row_of(int lane, int i, int e) {
+#if defined(CONVT3D_FP32)
+  return (i * 4 + e) * 4 + lane / 8;
+#else
+  return i * 16 + lane / 4 + e / 2 * 8;
+#endif
+}
+
+__device__ __forceinline__ int column_of(int lane, int j, int e, int columns) {
+#if defined(CONVT3D_FP32)
+  return columns == 2 ? lane % 8 * 2 + j : j / 4 * 32 + lane % 8 * 4 + j % 4;
+#else
+  return j * 8 + lane % 4 * 2 + e % 2;
+#endif
+}
+
+// A warp's share of a stage: `rows` and `columns` point to its first row and its first column; a row of weights has `pitch` elements.
+struct Stage {
+  const char* rows;
+  const scalar_t* columns;
+  int pitch, lane, row_tiles, column_tiles;
+
+#if defined(CONVT3D_FP32)
+  __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&)[ROWS][COLUMNS][4]) const {
+    const int width = column_tiles == 2 ? 2 : 4;
+#pragma unroll 1
+    for (int k = 0; k < CHUNK; k += 4) {
+      float b[4][COLUMNS];
+#pragma unroll
+      for (int d = 0; d < 4; ++d) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS && j < column_tiles; j += 4) {
+          const float* from = columns + (k + d) * pitch + j / 4 * 32 + lane % 8 * width;
+          if (COLUMNS == 2 || column_tiles == 2) {
+            const float2 two = *reinterpret_cast<const float2*>(from);
+            b[d][0] = two.x;
+            b[d][1] = two.y;
+          } else if constexpr (COLUMNS > 2) {
+            const float4 four = *reinterpret_cast<const float4*>(from);
+            b[d][j] = four.x;
+            b[d][j + 1] = four.y;
+            b[d][j + 2] = four.z;
+            b[d][j + 3] = four.w;
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < ROWS && i < row_tiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float4 a = *reinterpret_cast<const float4*>(rows + row_of(lane, i, e) * ROW_BYTES + k * 4);
+#pragma unroll
+          for (int j = 0; j < COLUMNS && j < column_tiles; ++j) {
+            sums[i][j][e] += a.x * b[0][j];
+            sums[i][j][e] += a.y * b[1][j];
+            sums[i][j][e] += a.z * b[2][j];
+            sums[i][j][e] += a.w * b[3][j];
+          }
+        }
+      }
+    }
+  }
+#else
+  // The rows of half a chunk, of the sixteen from 16 * i on.
+  __device__ __forceinline__ void load_rows(unsigned (&a)[4], int half, int i) const {
+    ldmatrix_x4(a, shared_address(rows + (i * 16 + lane % 16) * ROW_BYTES + half * 32 + lane / 16 * 16));
+  }
+
+#if defined(CONVT3D_TF32X3)
+  __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&low)[ROWS][COLUMNS][4]) const {
+    unsigned a[2][2][ROWS][4];  // [half][high, low]
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < ROWS && i < row_tiles; ++i) {
+        unsigned whole[4];
+        load_rows(whole, half, i);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) split_tf32(__uint_as_float(whole[r]), a[half][0][i][r], a[half][1][i][r]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < COLUMNS && j < column_tiles; ++j) {
+      unsigned b[2][2][2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          split_tf32(columns[(half * 8 + r * 4 + lane % 4) * pitch + j * 8 + lane / 4], b[half][0][r], b[half][1][r]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < ROWS && i < row_tiles; ++i) {
+        float high[4] = {};  // tensor cores cut off what they add, so these sums leave them every 16 channels
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          CONVT3D_MULTIPLY(low[i][j], a[half][1][i], b[half][0][0], b[half][0][1]);
+          CONVT3D_MULTIPLY(low[i][j], a[half][0][i], b[half][1][0], b[half][1][1]);
+          CONVT3D_MULTIPLY(high, a[half][0][i], b[half][0][0], b[half][0][1]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][j][e] += high[e];
+      }
+    }
+  }
+#else
+  // The columns of half a chunk, of the sixteen from 8 * j on.
+  __device__ __forceinline__ void load_columns(unsigned (&b)[4], int half, int j) const {
+    if constexpr (SIZE == 2) {
+      ldmatrix_x4_transposed(b, shared_address(columns + (half * 16 + lane % 16) * pitch + (j + lane / 16) * 8));
+    } else {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        b[r] = nearest_tf32(to_accum(columns[(half * 8 + r % 2 * 4 + lane % 4) * pitch + (j + r / 2) * 8 + lane / 4]));
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&)[ROWS][COLUMNS][4]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      unsigned a[ROWS][4];
+#pragma unroll
+      for (int i = 0; i < ROWS && i < row_tiles; ++i) {
+        load_rows(a[i], half, i);
+        if constexpr (SIZE == 4) {
+#pragma unroll
+          for (int r = 0; r < 4; ++r) a[i][r] = nearest_tf32(__uint_as_float(a[i][r]));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < COLUMNS && j < column_tiles; j += 2) {
+        unsigned b[4];
+        load_columns(b, half, j);
+#pragma unroll
+        for (int i = 0; i < ROWS && i < row_tiles; ++i) {
+          CONVT3D_MULTIPLY(sums[i][j], a[i], b[0], b[1]);
+          CONVT3D_MULTIPLY(sums[i][j + 1], a[i], b[2], b[3]);
+        }
+      }
+    }
+  }
+#endif
+#endif
+};
+
+// ---- col2im ----
+
+// The products of one coordinate of an output: where the first of them is, and how many there are.
+struct alignas(8) Run {
+  int first, count;
+};
+
+// An axis of a block's box: inputs [begin, begin + inputs), outputs [first, first + outputs). `input_step` and `tap_step` are how far apart
+// in the products neighbouring inputs and taps are, `run_step` the products of an output.
+struct BoxAxis {
+  int begin, inputs, first, outputs, input_step, tap_step, run_step;
+};
+
+__device__ __forceinline__ BoxAxis box_axis(const Problem& problem, int axis, int box, int boxes, int length, int overlap,
+                                            int input_step, int tap_step) {
+  const int begin = box * length, size = problem.output_size[axis], stride = problem.stride[axis],
+            dilation = problem.dilation[axis], divisor = greatest_common_divisor(stride, dilation);
+  const index_t first = static_cast<index_t>(begin) * stride - problem.padding[axis];
+  index_t end = size;
+  if (overlap) {
+    end =
+        first + static_cast<index_t>(length - 1) * stride + static_cast<index_t>(problem.kernel_size[axis] - 1) * dilation + 1;
+  } else if (box + 1 < boxes) {
+    end = first + static_cast<index_t>(length) * stride;
+  }
+  BoxAxis result;
+  result.begin = begin;
+  result.inputs = min(length, problem.input_size[axis] - begin);
+  result.first = box == 0 ? 0 : static_cast<int>(max(index_t(0), min(static_cast<index_t>(size), first)));
+  result.outputs = static_cast<int>(max(index_t(0), min(end, static_cast<index_t>(size)) - result.first));
+  result.input_step = input_step;
+  result.tap_step = tap_step;
+  result.run_step = stride / divisor * tap_step - dilation / divisor * input_step;
+  return result;
+}
+
+__device__ __forceinline__ Run run_of(const Problem& problem, int axis, const BoxAxis& box, int index) {
+  const int shifted = box.first + index + problem.padding[axis], stride = problem.stride[axis];
+  const AxisClass taps = axis_class(problem, axis, shifted % stride);
+  // Tap j of the class reads input `nearest - j * taps.offset_step` of the box.
+  const int nearest = shifted / stride - taps.first_offset - box.begin, beyond = nearest - (box.inputs - 1);
+  const int begin = beyond > 0 ? (beyond + taps.offset_step - 1) / taps.offset_step : 0;
+  const int end = nearest < 0 ? 0 : min(taps.taps, nearest / taps.offset_step + 1);
+  Run run{0, max(0, end - begin)};
+  if (run.count > 0) {
+    run.first = (nearest - begin * taps.offset_step) * box.input_step + (taps.first_tap + begin * taps.tap_step) * box.tap_step;
+  }
+  return run;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    convt3d_fprop_col2im(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ input_rows,
+                         const scalar_t* __restrict__ weight, const scalar_t* __restrict__ bias, const View<scalar_t> output,
+                         accum_t* __restrict__ partial_sums, const int voxels, const int row_channels, const int chunks,
+                         const int row_tiles, const int parts, const int channel_tiles, const int tile_channels,
+                         const int tile_images, const int tile_rows, const int tile_columns, const int row_tiles_of_warp,
+                         const int warp_rows, const int first_tap, const int live_taps, const int boxes_d, const int boxes_h,
+                         const int boxes_w, const int box_d, const int box_h, const int box_w, const int reach_d,
+                         const int reach_h, const int reach_w, const int overlap_d, const int overlap_h, const int overlap_w,
+                         const int summed, const int tables_at) {
+  let_next_begin();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int own_rows = SPECIALIZED(ROW_TILES, row_tiles_of_warp), own_columns = SPECIALIZED(COLUMN_TILES, tile_columns / 32);
+  const int row_warps = SPECIALIZED(WARP_ROWS, warp_rows), threads = 128 * row_warps;
+  const int height = 16 * own_rows * row_warps, width = 32 * own_columns, pitch = width + 8;  // of a tile
+  extern __shared__ uint4 shared[];
+  char* const memory = reinterpret_cast<char*>(shared);
+
+  // blockIdx.x = ((group * channel_tiles + channel tile) * parts + part) * row_tiles + row tile: those that read the same weights are neighbours.
+  unsigned block = blockIdx.x;
+  const int row_tile = static_cast<int>(block % row_tiles);
+  block /= row_tiles;
+  const int part = static_cast<int>(block % parts);
+  block /= parts;
+  const int first_co = static_cast<int>(block % channel_tiles) * tile_channels, group = static_cast<int>(block / channel_tiles);
+  const int boxes = boxes_d * boxes_h * boxes_w, box = row_tile % boxes, first_n = row_tile / boxes * tile_images;
+  const int (&size)[3] = problem.input_size;
+  const int *const kernel = problem.kernel_size, taps = kernel[0] * kernel[1] * kernel[2];
+  const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
+  const int images = min(tile_images, problem.batch - first_n), channels = min(tile_channels, out_channels - first_co);
+  const int first_chunk = static_cast<int>(static_cast<index_t>(part) * chunks / parts);
+  const int own_chunks = static_cast<int>(static_cast<index_t>(part + 1) * chunks / parts) - first_chunk;
+  const int stage_bytes = height * ROW_BYTES + CHUNK * pitch * SIZE;
+
+  // ---- copies ----
+  const index_t row_length = static_cast<index_t>(out_channels) * taps;
+  const scalar_t* const weights = weight + (static_cast<index_t>(group) * in_channels * row_length);
+  const bool in_vectors = row_length % VECTOR == 0 && reinterpret_cast<unsigned long long>(weight) % 16 == 0;
+  const int shift = in_vectors && live_taps == taps ? first_co * taps % VECTOR : 0;  // columns before the first
+  const int covered = shift + channels * live_taps;
+  // Where a column lies in a row of the weight.
+  const auto place_of = [&](int column) {
+    return live_taps == taps ? first_co * taps - shift + column
+                             : (first_co + column / live_taps) * taps + first_tap + column % live_taps;
+  };
+  const int vectors = width / VECTOR, first_k = thread / vectors, vector_column = thread % vectors * VECTOR;
+  const int vector_place = vector_column < covered ? place_of(vector_column) : 0;
+  const auto copy_weights = [&](int chunk, char* stage) {
+    scalar_t* const target = reinterpret_cast<scalar_t*>(stage + height * ROW_BYTES);
+    const int first = (first_chunk + chunk) * CHUNK, live = in_channels - first;
+    if (in_vectors) {
+      if (vector_column >= covered) return;
+      const scalar_t* from = weights + ((first + first_k) * row_length + vector_place);
+      const int step = threads / vectors;
+#pragma unroll
+      for (int k = 0; k < CHUNK; k += step) {
+        const bool inside = first_k + k < live;
+        cp_async<16>(shared_address(target + (first_k + k) * pitch + vector_column), inside ? from : weight, inside ? 16 : 0);
+        from = advanced(from, step * row_length * SIZE);
+      }
+      return;
+    }
+#pragma unroll 4
+    for (int i = thread; i < CHUNK * width; i += threads) {
+      const int k = i / width, column = i % width;
+      if (column >= covered) continue;
+      const bool inside = k < live;
+      const scalar_t* const from = inside ? weights + ((first + k) * row_length + place_of(column)) : weight;
+      if constexpr (SIZE == 4) {
+        cp_async<4>(shared_address(target + k * pitch + column), from, inside ? 4 : 0);
+      } else {
+        target[k * pitch + column] = inside ? *from : to_scalar(accum_t(0));
+      }
+    }
+  };
+
+  // A thread copies cell thread % CELLS of up to two rows.
+  constexpr int OWN_CELLS = ROWS > 2 ? 2 : 1;
+  const bool in_rows = lies_in_rows(problem, input);
+  const int box_volume = box_d * box_h * box_w;
+  const int origin[3] = {box / boxes_w / boxes_h * box_d, box / boxes_w % boxes_h * box_h, box % boxes_w * box_w};
+  const scalar_t* const base = in_rows ? input.data : reinterpret_cast<const scalar_t*>(input_rows);
+  const scalar_t* sources[OWN_CELLS];
+  int live_channels[OWN_CELLS];
+#pragma unroll
+  for (int c = 0; c < OWN_CELLS; ++c) {
+    const int row = thread / CELLS + c * (threads / CELLS), image = row / box_volume, place = row % box_volume;
+    const int d = origin[0] + place / box_w / box_h, h = origin[1] + place / box_w % box_h, w = origin[2] + place % box_w;
+    const bool live = row < height && image < images && d < size[0] && h < size[1] && w < size[2];
+    const int first = first_chunk * CHUNK + thread % CELLS * VECTOR, n = first_n + image;
+    live_channels[c] = live ? row_channels - first : 0;
+    sources[c] = base;
+    if (live && in_rows) sources[c] = input.at(n, group * in_channels + first, d, h, w);
+    if (live && !in_rows) {
+      const index_t voxel = ((static_cast<index_t>(n) * size[0] + d) * size[1] + h) * size[2] + w;
+      sources[c] = base + ((group * static_cast<index_t>(voxels) + voxel) * row_channels + first);
+    }
+  }
+  const auto copy_rows = [&](int chunk, char* stage) {
+#pragma unroll
+    for (int c = 0; c < OWN_CELLS; ++c) {
+      const int row = thread / CELLS + c * (threads / CELLS);
+      if (row >= height) break;
+      const bool inside = chunk * CHUNK < live_channels[c];
+      cp_async<16>(shared_address(stage + row * ROW_BYTES + thread % CELLS * 16), inside ? sources[c] + chunk * CHUNK : base,
+                   inside ? 16 : 0);
+    }
+  };
+#pragma unroll 1
+  for (int chunk = 0; chunk < min(STAGES - 1, own_chunks); ++chunk) copy_weights(chunk, memory + chunk * stage_bytes);
+
+  // While they are under way: which products an output adds up.
+  __shared__ BoxAxis axes[3];  // not in registers, of which the sums need all
+  if (thread == 0) {
+    axes[0] =
+        box_axis(problem, 0, box / boxes_w / boxes_h, boxes_d, box_d, overlap_d, box_h * box_w * pitch, kernel[1] * kernel[2]);
+    axes[1] = box_axis(problem, 1, box / boxes_w % boxes_h, boxes_h, box_h, overlap_h, box_w * pitch, kernel[2]);
+    axes[2] = box_axis(problem, 2, box % boxes_w, boxes_w, box_w, overlap_w, pitch, 1);
+  }
+  __syncthreads();
+  Run* const table_d = reinterpret_cast<Run*>(memory + tables_at);
+  Run *const table_h = table_d + reach_d, *const table_w = table_h + reach_h;
+  for (int i = thread; i < reach_d + reach_h + reach_w; i += threads) {
+    const int axis = i < reach_d ? 0 : i < reach_d + reach_h ? 1 : 2;
+    const int index = axis == 0 ? i : axis == 1 ? i - reach_d : i - reach_d - reach_h;
+    if (axis == 0 && index < axes[0].outputs) table_d[index] = run_of(problem, 0, axes[0], index);
+    if (axis == 1 && index < axes[1].outputs) table_h[index] = run_of(problem, 1, axes[1], index);
+    if (axis == 2 && index < axes[2].outputs) table_w[index] = run_of(problem, 2, axes[2], index);
+  }
+
+  wait_for_packing();
+#pragma unroll 1
+  for (int chunk = 0; chunk < STAGES - 1; ++chunk) {
+    if (chunk < own_chunks) copy_rows(chunk, memory + chunk * stage_bytes);
+    cp_async_commit();
+  }
+
+  // ---- products ----
+  const int first_row = warp / 4 * own_rows * 16, first_column = warp % 4 * own_columns * 8;
+  float sums[ROWS][COLUMNS][4] = {}, low[ROWS][COLUMNS][4] = {};
+  int stage = 0, ahead = STAGES - 1;
+#pragma unroll 1
+  for (int chunk = 0; chunk < own_chunks; ++chunk) {
+    cp_async_wait<STAGES - 2>();
+    __syncthreads();  // this stage has landed for all, and the one before has been read by all
+    if (chunk + STAGES - 1 < own_chunks) {
+      copy_weights(chunk + STAGES - 1, memory + ahead * stage_bytes);
+      copy_rows(chunk + STAGES - 1, memory + ahead * stage_bytes);
+    }
+    cp_async_commit();
+    const char* const now = memory + stage * stage_bytes;
+    const Stage mine{now + first_row * ROW_BYTES,
+                     reinterpret_cast<const scalar_t*>(now + height * ROW_BYTES) + first_column,
+                     pitch,
+                     lane,
+                     own_rows,
+                     own_columns};
+    mine.multiply(sums, low);
+    ahead = stage;
+    if (++stage == STAGES) stage = 0;
+  }
+  cp_async_wait<0>();
+  __syncthreads();  // all have read the last stage, whose place is now for the products
+  float* const products = reinterpret_cast<float*>(memory);
+#pragma unroll
+  for (int i = 0; i < ROWS && i < own_rows; ++i) {
+#pragma unroll
+    for (int j = 0; j < COLUMNS && j < own_columns; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float sum = PARTS == 2 ? sums[i][j][e] + low[i][j][e] : sums[i][j][e];
+        products[(first_row + row_of(lane, i, e)) * pitch + first_column + column_of(lane, j, e, own_columns)] = sum;
+      }
+    }
+  }
+  __syncthreads();
+
+  // ---- outputs: four channels, or volumes, of one place each ----
+  const int outputs_w = axes[2].outputs, outputs_h = axes[1].outputs, outputs = axes[0].outputs * outputs_h * outputs_w;
+  const bool along_channels = tile_channels >= 4 || tile_channels >= tile_images;
+  const int inner = along_channels ? channels : images, outer = along_channels ? images : channels;
+  const int image_step = box_volume * pitch, inner_step = along_channels ? live_taps : image_step,
+            outer_step = along_channels ? image_step : live_taps, quads = (inner + 3) / 4;
+  const index_t reach = static_cast<index_t>(reach_d) * reach_h * reach_w;
+  const index_t output_step = summed           ? (along_channels ? reach : problem.out_channels * reach)
+                              : along_channels ? output.stride[1]
+                                               : output.stride[0];
+#pragma unroll 1
+  for (int item = thread; item < outputs * outer * quads; item += threads) {
+    const int place = item % outputs, first = item / outputs % quads * 4, other = item / outputs / quads;
+    const int w = place % outputs_w, h = place / outputs_w % outputs_h, d = place / outputs_w / outputs_h;
+    const Run run_d = table_d[d], run_h = table_h[h], run_w = table_w[w];
+    const int u = along_channels ? other : first, c = along_channels ? first : other;
+    const int count = min(4, inner - first), co = group * out_channels + first_co + c;
+    int at[4];
+    float sum[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const int own = min(first + q, inner - 1);
+      at[q] = shift - first_tap + run_d.first + run_h.first + run_w.first + other * outer_step + own * inner_step;
+      sum[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[along_channels ? co - first + own : co]);
+    }
+    for (int i = 0; i < run_d.count; ++i) {
+      for (int j = 0; j < run_h.count; ++j) {
+        const int offset = i * axes[0].run_step + j * axes[1].run_step;
+        for (int k = 0; k < run_w.count; ++k) {
+#pragma unroll
+          for (int q = 0; q < 4; ++q) sum[q] += products[at[q] + offset + k * axes[2].run_step];
+        }
+      }
+    }
+    if (summed) {
+      accum_t* y = partial_sums +
+                   ((static_cast<index_t>(row_tile) * parts + part) * tile_images + u) * problem.out_channels * reach +
+                   co * reach + (d * reach_h + h) * reach_w + w;
+      for (int q = 0; q < count; ++q, y += output_step) *y = sum[q];
+    } else {
+      scalar_t* y = output.at(first_n + u, co, axes[0].first + d, axes[1].first + h, axes[2].first + w);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        if (q < count) y[q * output_step] = to_scalar(sum[q]);
+      }
+    }
+  }
+}
+
+// ---- the sums of parts of the depth, and of boxes ----
+
+// The boxes whose sums an output has a share of, and where it lies in the first of them.
+struct Boxes {
+  int first, end;
+};
+
+__device__ __forceinline__ Boxes boxes_of(const Problem& problem, int axis, int output, int boxes, int length, int overlap) {
+  if (boxes == 1) return {0, 1};
+  const index_t shifted = static_cast<index_t>(output) + problem.padding[axis];
+  const index_t step = static_cast<index_t>(length) * problem.stride[axis];
+  const int last = static_cast<int>(min(static_cast<index_t>(boxes - 1), shifted / step));
+  if (!overlap) return {last, last + 1};
+  const index_t beyond = shifted - static_cast<index_t>(length - 1) * problem.stride[axis] -
+                         static_cast<index_t>(problem.kernel_size[axis] - 1) * problem.dilation[axis];
+  return {beyond > 0 ? static_cast<int>(min(static_cast<index_t>(boxes), (beyond + step - 1) / step)) : 0, last + 1};
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_add_partial_sums(const Problem problem, const accum_t* __restrict__ partial_sums, const scalar_t* __restrict__ bias,
+                             const View<scalar_t> output, const int parts, const int tile_images, const int channel_quads,
+                             const int boxes_d, const int boxes_h, const int boxes_w, const int box_d, const int box_h,
+                             const int box_w, const int reach_d, const int reach_h, const int reach_w, const int overlap_d,
+                             const int overlap_h, const int overlap_w) {
+  const int index = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
+  const int (&size)[3] = problem.output_size;
+  const int volume = size[0] * size[1] * size[2], place = index % volume, quad = index / volume % channel_quads,
+            n = index / volume / channel_quads;
+  wait_for_packing();
+  if (n >= problem.batch) return;
+  const int w = place % size[2], h = place / size[2] % size[1], d = place / size[2] / size[1];
+  const Boxes of_d = boxes_of(problem, 0, d, boxes_d, box_d, overlap_d),
+              of_h = boxes_of(problem, 1, h, boxes_h, box_h, overlap_h),
+              of_w = boxes_of(problem, 2, w, boxes_w, box_w, overlap_w);
+  const index_t reach = static_cast<index_t>(reach_d) * reach_h * reach_w;
+  const int co = quad * 4, count = min(4, problem.out_channels - co);
+  float sum[4];
+#pragma unroll
+  for (int q = 0; q < 4; ++q) sum[q] = bias == nullptr || q >= count ? 0.0f : to_accum(bias[co + q]);
+  // Where the place lies in a box: its distance from the first output of the box.
+  const auto inside = [&](int axis, int output_index, int box, int length) {
+    const index_t first = static_cast<index_t>(box) * length * problem.stride[axis] - problem.padding[axis];
+    return static_cast<int>(output_index - (box == 0 ? 0 : max(index_t(0), first)));
+  };
+  const int tile = n / tile_images;
+  for (int i = of_d.first; i < of_d.end; ++i) {
+    for (int j = of_h.first; j < of_h.end; ++j) {
+      for (int k = of_w.first; k < of_w.end; ++k) {
+        const index_t row_tile = ((static_cast<index_t>(tile) * boxes_d + i) * boxes_h + j) * boxes_w + k;
+        const accum_t* from = partial_sums +
+                              ((row_tile * parts * tile_images + n % tile_images) * problem.out_channels + co) * reach +
+                              (inside(0, d, i, box_d) * reach_h + inside(1, h, j, box_h)) * reach_w + inside(2, w, k, box_w);
+        for (int part = 0; part < parts; ++part, from += tile_images * problem.out_channels * reach) {
+#pragma unroll
+          for (int q = 0; q < 4; ++q) {
+            if (q < count) sum[q] += from[q * reach];
+          }
+        }
+      }
+    }
+  }
+  scalar_t* const y = output.at(n, co, d, h, w);
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    if (q < count) y[q * output.stride[1]] = to_scalar(sum[q]);
+  }
+}
