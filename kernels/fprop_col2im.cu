@@ -1,7 +1,7 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["tf32", "tf32x3", "fp32", "bf16", "fp16"]
-static_shared_bytes = 96
+static_shared_bytes = 128
 [specialize]
 ROW_TILES = "row_tiles_of_warp"
 COLUMN_TILES = "tile_columns // 32"
@@ -142,10 +142,27 @@ constexpr int ROWS = ROW_TILES, COLUMNS = COLUMN_TILES, THREADS = 128 * WARP_ROW
 #else
 constexpr int ROWS = 4, COLUMNS = 8, THREADS = 256;  // the most there can be
 #endif
-constexpr int SUMS = ROWS * COLUMNS * 4 * PARTS;
-// Threads of a multiprocessor for which registers are left.
-constexpr int RESIDENT = SUMS <= 16 ? 1024 : SUMS <= 32 ? 768 : SUMS <= 64 ? 512 : 256;
+// Registers of a thread, about: its sums, what it multiplies, and the rest. So many threads a multiprocessor has room for.
+#if defined(CONVT3D_FP32)
+constexpr int OPERANDS = 2 * COLUMNS + 8;
+#else
+constexpr int OPERANDS = 4 * ROWS * PARTS + 8 * (PARTS - 1);
+#endif
+constexpr int REGISTERS = ROWS * COLUMNS * 4 * PARTS + OPERANDS + 40;
+constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 78 ? 768 : REGISTERS <= 120 ? 512 : 256;
 constexpr int BLOCKS = RESIDENT / THREADS;
+
+// Launches begin beside the ones before them on sm_90 and newer; the host runs both sides too.
+__device__ __forceinline__ void begin_next() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  let_next_begin();
+#endif
+}
+__device__ __forceinline__ void wait_for_launch_before() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  wait_for_packing();
+#endif
+}
 
 // Whether channels of a voxel lie in whole vectors already.
 __device__ __forceinline__ bool lies_in_rows(const Problem& problem, const View<const scalar_t>& input) {
@@ -164,7 +181,7 @@ struct alignas(16) Vector {
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_lay_out_rows(const Problem problem, const View<const scalar_t> input, accum_t* __restrict__ input_rows,
                          const int voxels, const int row_channels) {
-  let_next_begin();
+  begin_next();
   if (lies_in_rows(problem, input)) return;
   const int index = static_cast<int>(blockIdx.x * 256 + threadIdx.x), cells = row_channels / VECTOR;
   if (index >= voxels * problem.groups * cells) return;
@@ -213,21 +230,20 @@ struct Stage {
 
 #if defined(CONVT3D_FP32)
   __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&)[ROWS][COLUMNS][4]) const {
-    const int width = column_tiles == 2 ? 2 : 4;
 #pragma unroll 1
-    for (int k = 0; k < CHUNK; k += 4) {
-      float b[4][COLUMNS];
+    for (int k = 0; k < CHUNK; k += 2) {
+      float b[2][COLUMNS];
 #pragma unroll
-      for (int d = 0; d < 4; ++d) {
+      for (int d = 0; d < 2; ++d) {
+        const float* const from = columns + (k + d) * pitch;
+        if (COLUMNS == 2 || column_tiles == 2) {
+          const float2 two = *reinterpret_cast<const float2*>(from + lane % 8 * 2);
+          b[d][0] = two.x;
+          b[d][1] = two.y;
+        } else if constexpr (COLUMNS > 2) {
 #pragma unroll
-        for (int j = 0; j < COLUMNS && j < column_tiles; j += 4) {
-          const float* from = columns + (k + d) * pitch + j / 4 * 32 + lane % 8 * width;
-          if (COLUMNS == 2 || column_tiles == 2) {
-            const float2 two = *reinterpret_cast<const float2*>(from);
-            b[d][0] = two.x;
-            b[d][1] = two.y;
-          } else if constexpr (COLUMNS > 2) {
-            const float4 four = *reinterpret_cast<const float4*>(from);
+          for (int j = 0; j < COLUMNS && j < column_tiles; j += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from + j * 8 + lane % 8 * 4);
             b[d][j] = four.x;
             b[d][j + 1] = four.y;
             b[d][j + 2] = four.z;
@@ -239,13 +255,11 @@ struct Stage {
       for (int i = 0; i < ROWS && i < row_tiles; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float4 a = *reinterpret_cast<const float4*>(rows + row_of(lane, i, e) * ROW_BYTES + k * 4);
+          const float2 a = *reinterpret_cast<const float2*>(rows + row_of(lane, i, e) * ROW_BYTES + k * 4);
 #pragma unroll
           for (int j = 0; j < COLUMNS && j < column_tiles; ++j) {
             sums[i][j][e] += a.x * b[0][j];
             sums[i][j][e] += a.y * b[1][j];
-            sums[i][j][e] += a.z * b[2][j];
-            sums[i][j][e] += a.w * b[3][j];
           }
         }
       }
@@ -259,38 +273,32 @@ struct Stage {
 
 #if defined(CONVT3D_TF32X3)
   __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&low)[ROWS][COLUMNS][4]) const {
-    unsigned a[2][2][ROWS][4];  // [half][high, low]
-#pragma unroll
+#pragma unroll 1
     for (int half = 0; half < 2; ++half) {
+      unsigned a[2][ROWS][4];  // high, low
 #pragma unroll
       for (int i = 0; i < ROWS && i < row_tiles; ++i) {
         unsigned whole[4];
         load_rows(whole, half, i);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) split_tf32(__uint_as_float(whole[r]), a[half][0][i][r], a[half][1][i][r]);
+        for (int r = 0; r < 4; ++r) split_tf32(__uint_as_float(whole[r]), a[0][i][r], a[1][i][r]);
       }
-    }
 #pragma unroll
-    for (int j = 0; j < COLUMNS && j < column_tiles; ++j) {
-      unsigned b[2][2][2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int j = 0; j < COLUMNS && j < column_tiles; ++j) {
+        unsigned b[2][2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          split_tf32(columns[(half * 8 + r * 4 + lane % 4) * pitch + j * 8 + lane / 4], b[half][0][r], b[half][1][r]);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < ROWS && i < row_tiles; ++i) {
-        float high[4] = {};  // tensor cores cut off what they add, so these sums leave them every 16 channels
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          CONVT3D_MULTIPLY(low[i][j], a[half][1][i], b[half][0][0], b[half][0][1]);
-          CONVT3D_MULTIPLY(low[i][j], a[half][0][i], b[half][1][0], b[half][1][1]);
-          CONVT3D_MULTIPLY(high, a[half][0][i], b[half][0][0], b[half][0][1]);
+          split_tf32(columns[(half * 8 + r * 4 + lane % 4) * pitch + j * 8 + lane / 4], b[0][r], b[1][r]);
         }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][j][e] += high[e];
+        for (int i = 0; i < ROWS && i < row_tiles; ++i) {
+          float high[4] = {};  // tensor cores cut off what they add, so these sums leave them at once
+          CONVT3D_MULTIPLY(low[i][j], a[1][i], b[0][0], b[0][1]);
+          CONVT3D_MULTIPLY(high, a[0][i], b[0][0], b[0][1]);
+          CONVT3D_MULTIPLY(low[i][j], a[0][i], b[1][0], b[1][1]);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[i][j][e] += high[e];
+        }
       }
     }
   }
@@ -335,6 +343,23 @@ struct Stage {
 };
 
 // ---- col2im ----
+
+// Four outputs, `count` of which there are, a step apart; `whole` where the step is one.
+__device__ __forceinline__ void store_four(scalar_t* y, const float (&sum)[4], index_t step, int count, bool whole) {
+  struct alignas(4 * SIZE) Four {
+    scalar_t element[4];
+  } four;
+#pragma unroll
+  for (int q = 0; q < 4; ++q) four.element[q] = to_scalar(sum[q]);
+  if (whole && count == 4 && reinterpret_cast<unsigned long long>(y) % sizeof(Four) == 0) {
+    *reinterpret_cast<Four*>(y) = four;
+    return;
+  }
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    if (q < count) y[q * step] = four.element[q];
+  }
+}
 
 // The products of one coordinate of an output: where the first of them is, and how many there are.
 struct alignas(8) Run {
@@ -384,22 +409,154 @@ __device__ __forceinline__ Run run_of(const Problem& problem, int axis, const Bo
   return run;
 }
 
+// What a block computes; in shared memory where registers are for sums.
+struct Tile {
+  int row_tile, part, group, first_co, channels, first_n, images;
+  int shift, image_step;  // columns before the first; ... products of an image
+  BoxAxis axes[3];
+};
+
+// Outputs of four channels, or volumes, and one place each: stored with the bias, or as the sums of a box and a part of the depth.
+__device__ __forceinline__ void store_outputs(const Problem& problem, const scalar_t* __restrict__ bias,
+                                              const View<scalar_t>& output, accum_t* __restrict__ partial_sums,
+                                              const float* products, const Run* table_d, const Tile& tile, int threads,
+                                              int first_tap, int live_taps, int tile_channels, int tile_images, int parts,
+                                              int reach_d, int reach_h, int reach_w, bool summed) {
+  const BoxAxis(&axes)[3] = tile.axes;
+  const Run *const table_h = table_d + reach_d, *const table_w = table_h + reach_h;
+  const int outputs_w = axes[2].outputs, outputs_h = axes[1].outputs, outputs = axes[0].outputs * outputs_h * outputs_w;
+  const bool along_channels = tile_channels >= 4 || tile_channels >= tile_images;
+  const int inner = along_channels ? tile.channels : tile.images, outer = along_channels ? tile.images : tile.channels;
+  const int inner_step = along_channels ? live_taps : tile.image_step,
+            outer_step = along_channels ? tile.image_step : live_taps;
+  const int quads = (inner + 3) / 4, first_co = tile.group * (problem.out_channels / problem.groups) + tile.first_co;
+  const index_t reach = static_cast<index_t>(reach_d) * reach_h * reach_w;
+  const bool whole = along_channels && output.stride[1] == 1;
+#pragma unroll 1
+  for (int item = static_cast<int>(threadIdx.x); item < outputs * outer * quads; item += threads) {
+    const int place = item % outputs, first = item / outputs % quads * 4, other = item / outputs / quads;
+    const int w = place % outputs_w, h = place / outputs_w % outputs_h, d = place / outputs_w / outputs_h;
+    const Run run_d = table_d[d], run_h = table_h[h], run_w = table_w[w];
+    const int u = along_channels ? other : first, co = first_co + (along_channels ? first : other),
+              count = min(4, inner - first);
+    const float* at[4];
+    float sum[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const int own = min(q, count - 1);
+      at[q] = products + (tile.shift - first_tap + run_d.first + run_h.first + run_w.first + other * outer_step +
+                          (first + own) * inner_step);
+      sum[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[along_channels ? co + own : co]);
+    }
+    for (int i = 0; i < run_d.count; ++i) {
+      for (int j = 0; j < run_h.count; ++j) {
+        int offset = i * axes[0].run_step + j * axes[1].run_step;
+        for (int k = 0; k < run_w.count; ++k, offset += axes[2].run_step) {
+#pragma unroll
+          for (int q = 0; q < 4; ++q) sum[q] += at[q][offset];
+        }
+      }
+    }
+    if (summed) {
+      accum_t* y =
+          partial_sums +
+          ((static_cast<index_t>(tile.row_tile) * parts + tile.part) * tile_images + u) * problem.out_channels * reach +
+          co * reach + (d * reach_h + h) * reach_w + w;
+      const index_t step = along_channels ? reach : problem.out_channels * reach;
+      for (int q = 0; q < count; ++q, y += step) *y = sum[q];
+    } else {
+      store_four(output.at(tile.first_n + u, co, axes[0].first + d, axes[1].first + h, axes[2].first + w), sum,
+                 along_channels ? output.stride[1] : output.stride[0], count, whole);
+    }
+  }
+}
+
+// The rows of a block: where a thread's cells of them come from. A thread copies cell thread % CELLS of up to two rows.
+struct Rows {
+  static constexpr int OWN = ROWS > 2 ? 2 : 1;
+  const scalar_t* sources[OWN];  // legal addresses even where nothing is copied
+  int live[OWN];                 // channels that are left
+  int threads, height;
+
+  __device__ __forceinline__ void copy(int chunk, char* stage) const {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int c = 0; c < OWN; ++c) {
+      const int row = thread / CELLS + c * (threads / CELLS);
+      if (row >= height) break;
+      const bool inside = chunk * CHUNK < live[c];
+      cp_async<16>(shared_address(stage + row * ROW_BYTES + thread % CELLS * 16), sources[c] + (inside ? chunk * CHUNK : 0),
+                   inside ? 16 : 0);
+    }
+  }
+};
+
+// The columns of a block, from channel to channel.
+struct Columns {
+  const scalar_t *weight, *next;  // of the first channel that comes next; ... the vector that this thread copies of it
+  index_t row_length;
+  int first_co, taps, first_tap, live_taps, shift, covered, width, threads;
+  bool in_vectors;
+
+  // Where a column lies in a row of the weight.
+  __device__ __forceinline__ int place_of(int column) const {
+    return live_taps == taps ? first_co * taps - shift + column
+                             : (first_co + column / live_taps) * taps + first_tap + column % live_taps;
+  }
+  __device__ __forceinline__ void begin() {
+    const int thread = static_cast<int>(threadIdx.x), vectors = width / VECTOR, column = thread % vectors * VECTOR;
+    next = weight + (thread / vectors * row_length + (column < covered ? place_of(column) : 0));
+  }
+  // The next chunk of channels, of which `live` are left.
+  __device__ __forceinline__ void copy(int live, char* stage) {
+    scalar_t* const target = reinterpret_cast<scalar_t*>(stage);
+    const int thread = static_cast<int>(threadIdx.x), pitch = width + 8;
+    if (in_vectors) {
+      const int vectors = width / VECTOR, first = thread / vectors, column = thread % vectors * VECTOR,
+                apart = threads / vectors;
+      if (column >= covered) return;
+      const index_t step = apart * row_length * SIZE;
+#pragma unroll
+      for (int k = 0; k < CHUNK; k += apart) {
+        const bool inside = first + k < live;
+        cp_async<16>(shared_address(target + (first + k) * pitch + column), inside ? next : weight, inside ? 16 : 0);
+        next = advanced(next, step);
+      }
+      return;
+    }
+#pragma unroll 4
+    for (int i = thread; i < CHUNK * width; i += threads) {
+      const int k = i / width, column = i % width;
+      if (column >= covered) continue;
+      const scalar_t* const from = k < live ? weight + (k * row_length + place_of(column)) : weight;
+      if constexpr (SIZE == 4) {
+        cp_async<4>(shared_address(target + k * pitch + column), from, k < live ? 4 : 0);
+      } else {
+        target[k * pitch + column] = k < live ? *from : to_scalar(accum_t(0));
+      }
+    }
+    weight += CHUNK * row_length;
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convt3d_fprop_col2im(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ input_rows,
                          const scalar_t* __restrict__ weight, const scalar_t* __restrict__ bias, const View<scalar_t> output,
                          accum_t* __restrict__ partial_sums, const int voxels, const int row_channels, const int chunks,
                          const int row_tiles, const int parts, const int channel_tiles, const int tile_channels,
-                         const int tile_images, const int tile_rows, const int tile_columns, const int row_tiles_of_warp,
-                         const int warp_rows, const int first_tap, const int live_taps, const int boxes_d, const int boxes_h,
-                         const int boxes_w, const int box_d, const int box_h, const int box_w, const int reach_d,
-                         const int reach_h, const int reach_w, const int overlap_d, const int overlap_h, const int overlap_w,
-                         const int summed, const int tables_at) {
-  let_next_begin();
+                         const int tile_images, const int tile_columns, const int row_tiles_of_warp, const int warp_rows,
+                         const int first_tap, const int live_taps, const int boxes_d, const int boxes_h, const int boxes_w,
+                         const int box_d, const int box_h, const int box_w, const int reach_d, const int reach_h,
+                         const int reach_w, const int overlap_d, const int overlap_h, const int overlap_w, const int summed,
+                         const int tables_at) {
+  begin_next();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int own_rows = SPECIALIZED(ROW_TILES, row_tiles_of_warp), own_columns = SPECIALIZED(COLUMN_TILES, tile_columns / 32);
   const int row_warps = SPECIALIZED(WARP_ROWS, warp_rows), threads = 128 * row_warps;
   const int height = 16 * own_rows * row_warps, width = 32 * own_columns, pitch = width + 8;  // of a tile
+  const int columns_at = height * ROW_BYTES, stage_bytes = columns_at + CHUNK * pitch * SIZE;
   extern __shared__ uint4 shared[];
+  __shared__ Tile tile;
   char* const memory = reinterpret_cast<char*>(shared);
 
   // blockIdx.x = ((group * channel_tiles + channel tile) * parts + part) * row_tiles + row tile: those that read the same weights are neighbours.
@@ -409,119 +566,83 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int part = static_cast<int>(block % parts);
   block /= parts;
   const int first_co = static_cast<int>(block % channel_tiles) * tile_channels, group = static_cast<int>(block / channel_tiles);
-  const int boxes = boxes_d * boxes_h * boxes_w, box = row_tile % boxes, first_n = row_tile / boxes * tile_images;
-  const int (&size)[3] = problem.input_size;
   const int *const kernel = problem.kernel_size, taps = kernel[0] * kernel[1] * kernel[2];
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int images = min(tile_images, problem.batch - first_n), channels = min(tile_channels, out_channels - first_co);
+  const int channels = min(tile_channels, out_channels - first_co);
   const int first_chunk = static_cast<int>(static_cast<index_t>(part) * chunks / parts);
   const int own_chunks = static_cast<int>(static_cast<index_t>(part + 1) * chunks / parts) - first_chunk;
-  const int stage_bytes = height * ROW_BYTES + CHUNK * pitch * SIZE;
 
-  // ---- copies ----
-  const index_t row_length = static_cast<index_t>(out_channels) * taps;
-  const scalar_t* const weights = weight + (static_cast<index_t>(group) * in_channels * row_length);
-  const bool in_vectors = row_length % VECTOR == 0 && reinterpret_cast<unsigned long long>(weight) % 16 == 0;
-  const int shift = in_vectors && live_taps == taps ? first_co * taps % VECTOR : 0;  // columns before the first
-  const int covered = shift + channels * live_taps;
-  // Where a column lies in a row of the weight.
-  const auto place_of = [&](int column) {
-    return live_taps == taps ? first_co * taps - shift + column
-                             : (first_co + column / live_taps) * taps + first_tap + column % live_taps;
-  };
-  const int vectors = width / VECTOR, first_k = thread / vectors, vector_column = thread % vectors * VECTOR;
-  const int vector_place = vector_column < covered ? place_of(vector_column) : 0;
-  const auto copy_weights = [&](int chunk, char* stage) {
-    scalar_t* const target = reinterpret_cast<scalar_t*>(stage + height * ROW_BYTES);
-    const int first = (first_chunk + chunk) * CHUNK, live = in_channels - first;
-    if (in_vectors) {
-      if (vector_column >= covered) return;
-      const scalar_t* from = weights + ((first + first_k) * row_length + vector_place);
-      const int step = threads / vectors;
-#pragma unroll
-      for (int k = 0; k < CHUNK; k += step) {
-        const bool inside = first_k + k < live;
-        cp_async<16>(shared_address(target + (first_k + k) * pitch + vector_column), inside ? from : weight, inside ? 16 : 0);
-        from = advanced(from, step * row_length * SIZE);
-      }
-      return;
-    }
-#pragma unroll 4
-    for (int i = thread; i < CHUNK * width; i += threads) {
-      const int k = i / width, column = i % width;
-      if (column >= covered) continue;
-      const bool inside = k < live;
-      const scalar_t* const from = inside ? weights + ((first + k) * row_length + place_of(column)) : weight;
-      if constexpr (SIZE == 4) {
-        cp_async<4>(shared_address(target + k * pitch + column), from, inside ? 4 : 0);
-      } else {
-        target[k * pitch + column] = inside ? *from : to_scalar(accum_t(0));
-      }
-    }
-  };
-
-  // A thread copies cell thread % CELLS of up to two rows.
-  constexpr int OWN_CELLS = ROWS > 2 ? 2 : 1;
-  const bool in_rows = lies_in_rows(problem, input);
-  const int box_volume = box_d * box_h * box_w;
-  const int origin[3] = {box / boxes_w / boxes_h * box_d, box / boxes_w % boxes_h * box_h, box % boxes_w * box_w};
-  const scalar_t* const base = in_rows ? input.data : reinterpret_cast<const scalar_t*>(input_rows);
-  const scalar_t* sources[OWN_CELLS];
-  int live_channels[OWN_CELLS];
-#pragma unroll
-  for (int c = 0; c < OWN_CELLS; ++c) {
-    const int row = thread / CELLS + c * (threads / CELLS), image = row / box_volume, place = row % box_volume;
-    const int d = origin[0] + place / box_w / box_h, h = origin[1] + place / box_w % box_h, w = origin[2] + place % box_w;
-    const bool live = row < height && image < images && d < size[0] && h < size[1] && w < size[2];
-    const int first = first_chunk * CHUNK + thread % CELLS * VECTOR, n = first_n + image;
-    live_channels[c] = live ? row_channels - first : 0;
-    sources[c] = base;
-    if (live && in_rows) sources[c] = input.at(n, group * in_channels + first, d, h, w);
-    if (live && !in_rows) {
-      const index_t voxel = ((static_cast<index_t>(n) * size[0] + d) * size[1] + h) * size[2] + w;
-      sources[c] = base + ((group * static_cast<index_t>(voxels) + voxel) * row_channels + first);
-    }
-  }
-  const auto copy_rows = [&](int chunk, char* stage) {
-#pragma unroll
-    for (int c = 0; c < OWN_CELLS; ++c) {
-      const int row = thread / CELLS + c * (threads / CELLS);
-      if (row >= height) break;
-      const bool inside = chunk * CHUNK < live_channels[c];
-      cp_async<16>(shared_address(stage + row * ROW_BYTES + thread % CELLS * 16), inside ? sources[c] + chunk * CHUNK : base,
-                   inside ? 16 : 0);
-    }
-  };
+  Columns columns;
+  columns.row_length = static_cast<index_t>(out_channels) * taps;
+  columns.weight = weight + (group * static_cast<index_t>(in_channels) + first_chunk * CHUNK) * columns.row_length;
+  columns.in_vectors = columns.row_length % VECTOR == 0 && reinterpret_cast<unsigned long long>(weight) % 16 == 0;
+  columns.first_co = first_co;
+  columns.taps = taps;
+  columns.first_tap = first_tap;
+  columns.live_taps = live_taps;
+  columns.shift = columns.in_vectors && live_taps == taps ? first_co * taps % VECTOR : 0;
+  columns.covered = columns.shift + channels * live_taps;
+  columns.width = width;
+  columns.threads = threads;
+  columns.begin();
+  int live = in_channels - first_chunk * CHUNK;
 #pragma unroll 1
-  for (int chunk = 0; chunk < min(STAGES - 1, own_chunks); ++chunk) copy_weights(chunk, memory + chunk * stage_bytes);
+  for (int chunk = 0; chunk < min(STAGES - 1, own_chunks); ++chunk, live -= CHUNK) {
+    columns.copy(live, memory + chunk * stage_bytes + columns_at);
+  }
 
-  // While they are under way: which products an output adds up.
-  __shared__ BoxAxis axes[3];  // not in registers, of which the sums need all
+  // While they are under way: which products an output adds up, and where rows lie.
+  const int box = row_tile % (boxes_d * boxes_h * boxes_w), first_n = row_tile / (boxes_d * boxes_h * boxes_w) * tile_images;
+  const int at[3] = {box / boxes_w / boxes_h, box / boxes_w % boxes_h, box % boxes_w}, box_volume = box_d * box_h * box_w;
+  const int images = min(tile_images, problem.batch - first_n);
   if (thread == 0) {
-    axes[0] =
-        box_axis(problem, 0, box / boxes_w / boxes_h, boxes_d, box_d, overlap_d, box_h * box_w * pitch, kernel[1] * kernel[2]);
-    axes[1] = box_axis(problem, 1, box / boxes_w % boxes_h, boxes_h, box_h, overlap_h, box_w * pitch, kernel[2]);
-    axes[2] = box_axis(problem, 2, box % boxes_w, boxes_w, box_w, overlap_w, pitch, 1);
+    tile.row_tile = row_tile;
+    tile.part = part;
+    tile.group = group;
+    tile.first_co = first_co;
+    tile.channels = channels;
+    tile.first_n = first_n;
+    tile.images = images;
+    tile.shift = columns.shift;
+    tile.image_step = box_volume * pitch;
+    tile.axes[0] = box_axis(problem, 0, at[0], boxes_d, box_d, overlap_d, box_h * box_w * pitch, kernel[1] * kernel[2]);
+    tile.axes[1] = box_axis(problem, 1, at[1], boxes_h, box_h, overlap_h, box_w * pitch, kernel[2]);
+    tile.axes[2] = box_axis(problem, 2, at[2], boxes_w, box_w, overlap_w, pitch, 1);
   }
-  __syncthreads();
-  Run* const table_d = reinterpret_cast<Run*>(memory + tables_at);
-  Run *const table_h = table_d + reach_d, *const table_w = table_h + reach_h;
-  for (int i = thread; i < reach_d + reach_h + reach_w; i += threads) {
-    const int axis = i < reach_d ? 0 : i < reach_d + reach_h ? 1 : 2;
-    const int index = axis == 0 ? i : axis == 1 ? i - reach_d : i - reach_d - reach_h;
-    if (axis == 0 && index < axes[0].outputs) table_d[index] = run_of(problem, 0, axes[0], index);
-    if (axis == 1 && index < axes[1].outputs) table_h[index] = run_of(problem, 1, axes[1], index);
-    if (axis == 2 && index < axes[2].outputs) table_w[index] = run_of(problem, 2, axes[2], index);
+  Rows rows;
+  rows.threads = threads;
+  rows.height = height;
+  const bool in_rows = lies_in_rows(problem, input);
+  const int (&size)[3] = problem.input_size;
+#pragma unroll
+  for (int c = 0; c < Rows::OWN; ++c) {
+    const int row = thread / CELLS + c * (threads / CELLS), image = row / box_volume, place = row % box_volume;
+    const int d = at[0] * box_d + place / box_w / box_h, h = at[1] * box_h + place / box_w % box_h,
+              w = at[2] * box_w + place % box_w;
+    const bool inside = row < height && image < images && d < size[0] && h < size[1] && w < size[2];
+    const int first = first_chunk * CHUNK + thread % CELLS * VECTOR, n = first_n + image;
+    rows.live[c] = inside ? row_channels - first : 0;
+    const index_t voxel = ((static_cast<index_t>(n) * size[0] + d) * size[1] + h) * size[2] + w;
+    rows.sources[c] = in_rows ? input.data : reinterpret_cast<const scalar_t*>(input_rows);
+    if (rows.live[c] > 0) {
+      rows.sources[c] += in_rows ? input.at(n, group * in_channels + first, d, h, w) - input.data
+                                 : (group * static_cast<index_t>(voxels) + voxel) * row_channels + first;
+    }
   }
-
-  wait_for_packing();
+  wait_for_launch_before();
 #pragma unroll 1
   for (int chunk = 0; chunk < STAGES - 1; ++chunk) {
-    if (chunk < own_chunks) copy_rows(chunk, memory + chunk * stage_bytes);
+    if (chunk < own_chunks) rows.copy(chunk, memory + chunk * stage_bytes);
     cp_async_commit();
   }
+  __syncthreads();  // the tile is written
+  Run* const tables = reinterpret_cast<Run*>(memory + tables_at);
+  for (int i = thread; i < tile.axes[0].outputs; i += threads) tables[i] = run_of(problem, 0, tile.axes[0], i);
+  for (int i = thread; i < tile.axes[1].outputs; i += threads) tables[reach_d + i] = run_of(problem, 1, tile.axes[1], i);
+  for (int i = thread; i < tile.axes[2].outputs; i += threads) {
+    tables[reach_d + reach_h + i] = run_of(problem, 2, tile.axes[2], i);
+  }
 
-  // ---- products ----
   const int first_row = warp / 4 * own_rows * 16, first_column = warp % 4 * own_columns * 8;
   float sums[ROWS][COLUMNS][4] = {}, low[ROWS][COLUMNS][4] = {};
   int stage = 0, ahead = STAGES - 1;
@@ -530,17 +651,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     cp_async_wait<STAGES - 2>();
     __syncthreads();  // this stage has landed for all, and the one before has been read by all
     if (chunk + STAGES - 1 < own_chunks) {
-      copy_weights(chunk + STAGES - 1, memory + ahead * stage_bytes);
-      copy_rows(chunk + STAGES - 1, memory + ahead * stage_bytes);
+      columns.copy(live, memory + ahead * stage_bytes + columns_at);
+      rows.copy(chunk + STAGES - 1, memory + ahead * stage_bytes);
+      live -= CHUNK;
     }
     cp_async_commit();
     const char* const now = memory + stage * stage_bytes;
-    const Stage mine{now + first_row * ROW_BYTES,
-                     reinterpret_cast<const scalar_t*>(now + height * ROW_BYTES) + first_column,
-                     pitch,
-                     lane,
-                     own_rows,
-                     own_columns};
+    const scalar_t* const weights = reinterpret_cast<const scalar_t*>(now + columns_at) + first_column;
+    const Stage mine{now + first_row * ROW_BYTES, weights, pitch, lane, own_rows, own_columns};
     mine.multiply(sums, low);
     ahead = stage;
     if (++stage == STAGES) stage = 0;
@@ -560,54 +678,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
   }
   __syncthreads();
-
-  // ---- outputs: four channels, or volumes, of one place each ----
-  const int outputs_w = axes[2].outputs, outputs_h = axes[1].outputs, outputs = axes[0].outputs * outputs_h * outputs_w;
-  const bool along_channels = tile_channels >= 4 || tile_channels >= tile_images;
-  const int inner = along_channels ? channels : images, outer = along_channels ? images : channels;
-  const int image_step = box_volume * pitch, inner_step = along_channels ? live_taps : image_step,
-            outer_step = along_channels ? image_step : live_taps, quads = (inner + 3) / 4;
-  const index_t reach = static_cast<index_t>(reach_d) * reach_h * reach_w;
-  const index_t output_step = summed           ? (along_channels ? reach : problem.out_channels * reach)
-                              : along_channels ? output.stride[1]
-                                               : output.stride[0];
-#pragma unroll 1
-  for (int item = thread; item < outputs * outer * quads; item += threads) {
-    const int place = item % outputs, first = item / outputs % quads * 4, other = item / outputs / quads;
-    const int w = place % outputs_w, h = place / outputs_w % outputs_h, d = place / outputs_w / outputs_h;
-    const Run run_d = table_d[d], run_h = table_h[h], run_w = table_w[w];
-    const int u = along_channels ? other : first, c = along_channels ? first : other;
-    const int count = min(4, inner - first), co = group * out_channels + first_co + c;
-    int at[4];
-    float sum[4];
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int own = min(first + q, inner - 1);
-      at[q] = shift - first_tap + run_d.first + run_h.first + run_w.first + other * outer_step + own * inner_step;
-      sum[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[along_channels ? co - first + own : co]);
-    }
-    for (int i = 0; i < run_d.count; ++i) {
-      for (int j = 0; j < run_h.count; ++j) {
-        const int offset = i * axes[0].run_step + j * axes[1].run_step;
-        for (int k = 0; k < run_w.count; ++k) {
-#pragma unroll
-          for (int q = 0; q < 4; ++q) sum[q] += products[at[q] + offset + k * axes[2].run_step];
-        }
-      }
-    }
-    if (summed) {
-      accum_t* y = partial_sums +
-                   ((static_cast<index_t>(row_tile) * parts + part) * tile_images + u) * problem.out_channels * reach +
-                   co * reach + (d * reach_h + h) * reach_w + w;
-      for (int q = 0; q < count; ++q, y += output_step) *y = sum[q];
-    } else {
-      scalar_t* y = output.at(first_n + u, co, axes[0].first + d, axes[1].first + h, axes[2].first + w);
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        if (q < count) y[q * output_step] = to_scalar(sum[q]);
-      }
-    }
-  }
+  store_outputs(problem, bias, output, partial_sums, products, tables, tile, threads, first_tap, live_taps, tile_channels,
+                tile_images, parts, reach_d, reach_h, reach_w, summed != 0);
 }
 
 // ---- the sums of parts of the depth, and of boxes ----
@@ -638,7 +710,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const int (&size)[3] = problem.output_size;
   const int volume = size[0] * size[1] * size[2], place = index % volume, quad = index / volume % channel_quads,
             n = index / volume / channel_quads;
-  wait_for_packing();
+  wait_for_launch_before();
   if (n >= problem.batch) return;
   const int w = place % size[2], h = place / size[2] % size[1], d = place / size[2] / size[1];
   const Boxes of_d = boxes_of(problem, 0, d, boxes_d, box_d, overlap_d),
@@ -671,9 +743,5 @@ extern "C" __global__ void __launch_bounds__(256)
       }
     }
   }
-  scalar_t* const y = output.at(n, co, d, h, w);
-#pragma unroll
-  for (int q = 0; q < 4; ++q) {
-    if (q < count) y[q * output.stride[1]] = to_scalar(sum[q]);
-  }
+  store_four(output.at(n, co, d, h, w), sum, output.stride[1], count, output.stride[1] == 1);
 }
