@@ -148,7 +148,12 @@ constexpr int OPERANDS = 2 * COLUMNS + 8;
 #else
 constexpr int OPERANDS = 4 * ROWS * PARTS + 8 * (PARTS - 1);
 #endif
-constexpr int REGISTERS = ROWS * COLUMNS * 4 * PARTS + OPERANDS + 40;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int REST = 44;
+#else
+constexpr int REST = 40;
+#endif
+constexpr int REGISTERS = ROWS * COLUMNS * 4 * PARTS + OPERANDS + REST;
 constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 78 ? 768 : REGISTERS <= 120 ? 512 : 256;
 constexpr int BLOCKS = RESIDENT / THREADS;
 
@@ -524,15 +529,26 @@ struct Columns {
       }
       return;
     }
-#pragma unroll 4
-    for (int i = thread; i < CHUNK * width; i += threads) {
-      const int k = i / width, column = i % width;
-      if (column >= covered) continue;
-      const scalar_t* const from = k < live ? weight + (k * row_length + place_of(column)) : weight;
-      if constexpr (SIZE == 4) {
-        cp_async<4>(shared_address(target + k * pitch + column), from, k < live ? 4 : 0);
-      } else {
-        target[k * pitch + column] = k < live ? *from : to_scalar(accum_t(0));
+    const int apart = width < threads ? threads / width : 1;
+#pragma unroll 1
+    for (int column = thread % width; column < covered; column += threads) {
+      const int first = width < threads ? thread / width : 0;
+      const scalar_t* from = weight + (first * row_length + place_of(column));
+      const index_t step = apart * row_length * SIZE;
+#pragma unroll 1
+      for (int k = first; k < CHUNK; k += 4 * apart) {
+        scalar_t values[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i, from = advanced(from, step)) {
+          const bool inside = k + i * apart < live;
+          if constexpr (SIZE == 4) {
+            cp_async<4>(shared_address(target + (k + i * apart) * pitch + column), inside ? from : weight, inside ? 4 : 0);
+          } else {
+            values[i] = inside ? *from : to_scalar(accum_t(0));
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 4 && SIZE == 2; ++i) target[(k + i * apart) * pitch + column] = values[i];
       }
     }
     weight += CHUNK * row_length;
