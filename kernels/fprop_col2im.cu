@@ -6,10 +6,10 @@ static_shared_bytes = 128
 ROW_TILES = "row_tiles_of_warp"
 COLUMN_TILES = "tile_columns // 32"
 WARP_ROWS = "warp_rows"
+CELLS = "cells"
 [constants]
 vector = "16 // itemsize"
-chunk = "64 // itemsize"
-chunks = "ceil_div(in_channels_per_group, chunk)"
+operand_parts = "1 + split"
 row_channels = "ceil_div(in_channels_per_group, vector) * vector"
 # Of an output channel's taps a tile has the stretch from the first to the last that lead from an input to an output, in whole vectors.
 low_d = "min(kernel_d - 1, max(0, ceil_div(padding_d - (input_d - 1) * stride_d, dilation_d)))"
@@ -24,11 +24,10 @@ whole_vectors = "1 if taps % vector == 0 else 0"
 first_tap = "low_tap // vector * vector if whole_vectors else 0"
 live_taps = "(high_tap // vector + 1) * vector - first_tap if whole_vectors else taps"
 most_shift = "0 if whole_vectors else vector - 1"
+least_columns = "64 if live_taps + most_shift <= 64 else 128 if live_taps + most_shift <= 128 else 256"
 # Rows: whole volumes, or boxes of one.
 voxels = "batch * input_voxels"
-tile_rows = "TILE_ROWS if TILE_ROWS != 0 else 16 if voxels <= 16 else 32 if voxels <= 32 else 128 if 64 < input_voxels <= 128 else 64"
-warp_rows = "2 if tile_rows >= 64 else 1"
-row_tiles_of_warp = "tile_rows // (16 * warp_rows)"
+tile_rows = "TILE_ROWS if TILE_ROWS != 0 else 16 if voxels <= 16 else 32 if voxels <= 32 else 128 if 64 < input_voxels <= 128 and least_columns <= 128 else 64"
 boxes_w = "ceil_div(input_w, min(input_w, tile_rows))"
 box_w = "ceil_div(input_w, boxes_w)"
 boxes_h = "ceil_div(input_h, min(input_h, tile_rows // box_w))"
@@ -38,17 +37,22 @@ box_d = "ceil_div(input_d, boxes_d)"
 boxes = "boxes_d * boxes_h * boxes_w"
 tile_images = "tile_rows // input_voxels if boxes == 1 else 1"
 row_tiles = "ceil_div(batch, tile_images) * boxes"
-# Columns: as many as leave two blocks for each multiprocessor. Where there are too few tiles all the same, parts of the depth.
-most_columns = "256 if tile_rows <= 64 else 128"
-least_columns = "64 if live_taps + most_shift <= 64 else 128 if live_taps + most_shift <= 128 else 256"
+# Columns: as many as leave all multiprocessors work. Where there are too few tiles all the same, parts of the depth.
 fewest_tiles = "row_tiles * groups * ceil_div(out_channels_per_group, max(1, (256 - most_shift) // live_taps))"
 fewer_tiles = "row_tiles * groups * ceil_div(out_channels_per_group, max(1, (128 - most_shift) // live_taps))"
-wanted_columns = "TILE_COLUMNS if TILE_COLUMNS != 0 else 256 if fewest_tiles >= 2 * multiprocessors else 128 if fewer_tiles >= 2 * multiprocessors else 64"
-tile_columns = "max(least_columns, min(most_columns, wanted_columns))"
+wanted_columns = "TILE_COLUMNS if TILE_COLUMNS != 0 else 256 if tile_rows <= 64 and 2 * fewest_tiles >= 3 * multiprocessors else 128 if fewer_tiles >= multiprocessors else 64"
+tile_columns = "max(least_columns, wanted_columns)"
+pitch = "tile_columns + 8"
+warp_rows = "4 if tile_rows * tile_columns > 16384 else 2 if tile_rows >= 64 else 1"
+row_tiles_of_warp = "tile_rows // (16 * warp_rows)"
 tile_channels = "max(1, (tile_columns - most_shift) // live_taps)"
 channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
 tiles = "row_tiles * channel_tiles * groups"
-parts = "max(1, min(chunks, DEPTH_PARTS if DEPTH_PARTS != 0 else min(ceil_div(chunks, 4), 2 * multiprocessors // max(1, tiles))))"
+# The depth comes in chunks of so many cells of 16 bytes.
+cells = "8 if tile_rows * tile_columns <= 4096 and in_channels_per_group > 4 * vector else 4"
+chunk = "cells * vector"
+chunks = "ceil_div(in_channels_per_group, chunk)"
+parts = "max(1, min(chunks, DEPTH_PARTS if DEPTH_PARTS != 0 else min(ceil_div(chunks, 4), multiprocessors // max(1, tiles))))"
 # What a box's taps reach, or where boxes share no outputs its share of the output.
 overlap_d = "1 if boxes_d > 1 and (kernel_d - 1) * dilation_d >= stride_d else 0"
 overlap_h = "1 if boxes_h > 1 and (kernel_h - 1) * dilation_h >= stride_h else 0"
@@ -58,33 +62,36 @@ reach_h = "output_h if boxes_h == 1 else min(output_h, (box_h - 1) * stride_h + 
 reach_w = "output_w if boxes_w == 1 else min(output_w, (box_w - 1) * stride_w + (kernel_w - 1) * dilation_w + 1 if overlap_w else box_w * stride_w + output_padding[2])"
 summed = "1 if parts > 1 or overlap_d or overlap_h or overlap_w else 0"
 partial_count = "row_tiles * parts * tile_images * out_channels * reach_d * reach_h * reach_w if summed else 0"
-stage_bytes = "tile_rows * 80 + chunk * (tile_columns + 8) * itemsize"
-product_bytes = "tile_rows * (tile_columns + 8) * 4"
-tables_at = "max(STAGES * stage_bytes, product_bytes)"
+# From output to output of a class, its next tap and the input before: how far apart the products are.
+run_step_d = "(stride_d * kernel_h * kernel_w - dilation_d * box_h * box_w * pitch) // gcd(stride_d, dilation_d)"
+run_step_h = "(stride_h * kernel_w - dilation_h * box_w * pitch) // gcd(stride_h, dilation_h)"
+run_step_w = "(stride_w - dilation_w * pitch) // gcd(stride_w, dilation_w)"
+row_cells = "voxels * groups * row_channels // vector"
+runs = "boxes_d * reach_d + boxes_h * reach_h + boxes_w * reach_w"
+stage_bytes = "tile_rows * (cells * 16 + 16) + chunk * pitch * itemsize"
 channel_quads = "ceil_div(out_channels, 4)"
 [restrictions]
+"tile_rows * tile_columns <= 32768 // operand_parts" = "a thread has registers for at most 64 sums, and in tf32x3 as many small ones"
 "live_taps + most_shift <= 256" = "a tile of at most 256 columns has all taps of an output channel"
-"tile_rows * tile_columns <= 16384" = "a thread has registers for at most 64 sums"
-"reach_d + reach_h + reach_w <= 2048" = "the tables of a block's outputs have 2048 entries"
-"max(out_channels_per_group * taps, tiles * parts, voxels * groups * row_channels, batch * channel_quads * output_voxels) < 2147483136" = "the columns of a group, the blocks, the input and the quads of outputs must be below 2^31"
+"max(out_channels_per_group * taps, tiles * parts, 4 * row_cells, runs, batch * channel_quads * output_voxels) < 2147483136" = "the columns of a group, the blocks, the input and the quads of outputs must be below 2^31"
 [search]
 TILE_ROWS = [0, 16, 32, 64, 128]
 TILE_COLUMNS = [64, 128, 256]
 DEPTH_PARTS = [1, 2, 4, 8]
 [workspace]
-input_rows = "ceil_div(voxels * groups * row_channels * itemsize, 4)"
+prepared = "4 * row_cells + 2 * runs"
 partial_sums = "partial_count"
 [[launch]]
-symbol = "convt3d_lay_out_rows"
-prepares = "input_rows"
-grid = "ceil_div(voxels * groups * row_channels // vector, 256)"
+symbol = "convt3d_prepare_col2im"
+prepares = "prepared"
+grid = "ceil_div(row_cells, 256) + ceil_div(runs, 256) if batch > 0 else 0"
 block = 256
 [[launch]]
 symbol = "convt3d_fprop_col2im"
 prepares = "partial_sums"
 grid = "tiles * parts"
 block = "128 * warp_rows"
-shared_bytes = "tables_at + 8 * (reach_d + reach_h + reach_w)"
+shared_bytes = "max(STAGES * stage_bytes, tile_rows * pitch * 4)"
 [[launch]]
 symbol = "convt3d_add_partial_sums"
 when = "summed"
@@ -132,15 +139,15 @@ block = 256
 #define ROW_TILES 2
 #define COLUMN_TILES 8
 #define WARP_ROWS 2
+#define CELLS 4
 #endif
 
-constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), VECTOR = 16 / SIZE, CHUNK = 64 / SIZE;
-constexpr int CELLS = 4;       // of a chunk, 16 bytes each
-constexpr int ROW_BYTES = 80;  // of a row of a chunk, and 16 that let the rows that are read at once meet all banks
+constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), VECTOR = 16 / SIZE;
 #if defined(__CUDACC__)
 constexpr int ROWS = ROW_TILES, COLUMNS = COLUMN_TILES, THREADS = 128 * WARP_ROWS;
+constexpr int OWN_CELLS = ROWS * CELLS > 8 ? ROWS * CELLS / 8 : 1;  // of the rows, that a thread copies
 #else
-constexpr int ROWS = 4, COLUMNS = 8, THREADS = 256;  // the most there can be
+constexpr int ROWS = 4, COLUMNS = 8, THREADS = 512, OWN_CELLS = 2;  // the most there can be
 #endif
 // Registers of a thread, about: its sums, what it multiplies, and the rest. So many threads a multiprocessor has room for.
 #if defined(CONVT3D_FP32)
@@ -155,7 +162,7 @@ constexpr int REST = 40;
 #endif
 constexpr int REGISTERS = ROWS * COLUMNS * 4 * PARTS + OPERANDS + REST;
 constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 78 ? 768 : REGISTERS <= 120 ? 512 : 256;
-constexpr int BLOCKS = RESIDENT / THREADS;
+constexpr int BLOCKS = RESIDENT > THREADS ? RESIDENT / THREADS : 1;
 
 // Launches begin beside the ones before them on sm_90 and newer; the host runs both sides too.
 __device__ __forceinline__ void begin_next() {
@@ -182,16 +189,76 @@ struct alignas(16) Vector {
   scalar_t element[VECTOR];
 };
 
-// input_rows[group][n, voxel][channel], zero from the last channel on: a thread makes a vector.
+// ---- what comes before ----
+
+// The products of one coordinate of an output: where the first of them is, and how many there are.
+struct alignas(8) Run {
+  int first, count;
+};
+
+// The outputs of one axis that a box stores: all that its taps reach, or where boxes share none its share of the output.
+struct Share {
+  int first, count;
+};
+
+__device__ __forceinline__ Share share_of(const Problem& problem, int axis, int box, int boxes, int length, int overlap) {
+  const int size = problem.output_size[axis], stride = problem.stride[axis];
+  const index_t first = static_cast<index_t>(box) * length * stride - problem.padding[axis];
+  index_t end = size;
+  if (overlap) {
+    end = first + static_cast<index_t>(length - 1) * stride +
+          static_cast<index_t>(problem.kernel_size[axis] - 1) * problem.dilation[axis] + 1;
+  } else if (box + 1 < boxes) {
+    end = first + static_cast<index_t>(length) * stride;
+  }
+  Share share;
+  share.first = box == 0 ? 0 : static_cast<int>(max(index_t(0), min(static_cast<index_t>(size), first)));
+  share.count = static_cast<int>(max(index_t(0), min(end, static_cast<index_t>(size)) - share.first));
+  return share;
+}
+
+// Of an axis [box][output]: where inputs and taps that lead to an output begin, `input_step` and `tap_step` apart in the products.
+__device__ __forceinline__ Run run_of(const Problem& problem, int axis, int index, int boxes, int length, int reach,
+                                      int overlap, int input_step, int tap_step) {
+  const int box = index / reach, begin = box * length, inputs = min(length, problem.input_size[axis] - begin);
+  const Share share = share_of(problem, axis, box, boxes, length, overlap);
+  if (index % reach >= share.count) return {0, 0};
+  const int shifted = share.first + index % reach + problem.padding[axis], stride = problem.stride[axis];
+  const AxisClass taps = axis_class(problem, axis, shifted % stride);
+  // Tap j of the class reads input `nearest - j * taps.offset_step` of the box.
+  const int nearest = shifted / stride - taps.first_offset - begin, beyond = nearest - (inputs - 1);
+  const int from = beyond > 0 ? (beyond + taps.offset_step - 1) / taps.offset_step : 0;
+  const int to = nearest < 0 ? 0 : min(taps.taps, nearest / taps.offset_step + 1);
+  if (to <= from) return {0, 0};
+  return {(nearest - from * taps.offset_step) * input_step + (taps.first_tap + from * taps.tap_step) * tap_step, to - from};
+}
+
+// prepared: [group][n, voxel][channel] of the input, zero from the last channel on, a vector a thread; and the runs of the axes.
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_lay_out_rows(const Problem problem, const View<const scalar_t> input, accum_t* __restrict__ input_rows,
-                         const int voxels, const int row_channels) {
+    convt3d_prepare_col2im(const Problem problem, const View<const scalar_t> input, accum_t* __restrict__ prepared,
+                           const int voxels, const int row_channels, const int row_cells, const int boxes_d, const int boxes_h,
+                           const int boxes_w, const int box_d, const int box_h, const int box_w, const int reach_d,
+                           const int reach_h, const int reach_w, const int overlap_d, const int overlap_h, const int overlap_w,
+                           const int pitch) {
   begin_next();
-  if (lies_in_rows(problem, input)) return;
-  const int index = static_cast<int>(blockIdx.x * 256 + threadIdx.x), cells = row_channels / VECTOR;
-  if (index >= voxels * problem.groups * cells) return;
+  const int row_blocks = (row_cells + 255) / 256, index = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
+  if (static_cast<int>(blockIdx.x) >= row_blocks) {
+    Run* const runs = reinterpret_cast<Run*>(prepared + static_cast<index_t>(row_cells) * 4);
+    const int i = index - row_blocks * 256, before_h = boxes_d * reach_d, before_w = before_h + boxes_h * reach_h;
+    if (i < before_h) {
+      runs[i] = run_of(problem, 0, i, boxes_d, box_d, reach_d, overlap_d, box_h * box_w * pitch,
+                       problem.kernel_size[1] * problem.kernel_size[2]);
+    } else if (i < before_w) {
+      runs[i] = run_of(problem, 1, i - before_h, boxes_h, box_h, reach_h, overlap_h, box_w * pitch, problem.kernel_size[2]);
+    } else if (i < before_w + boxes_w * reach_w) {
+      runs[i] = run_of(problem, 2, i - before_w, boxes_w, box_w, reach_w, overlap_w, pitch, 1);
+    }
+    return;
+  }
+  if (index >= row_cells || lies_in_rows(problem, input)) return;
   // Neighbours in memory for neighbouring threads.
   const bool voxels_first = input.stride[1] != 1;
+  const int cells = row_channels / VECTOR;
   const int row = voxels_first ? index % voxels : index / (cells * problem.groups);
   const int cell = voxels_first ? index / voxels % cells : index % cells;
   const int group = voxels_first ? index / voxels / cells : index / cells % problem.groups;
@@ -205,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(256)
     vector.element[e] = first + e < channels ? *from : to_scalar(accum_t(0));
     if (first + e + 1 < channels) from = advanced(from, input.stride[1] * SIZE);
   }
-  reinterpret_cast<Vector*>(input_rows)[(static_cast<index_t>(group) * voxels + row) * cells + cell] = vector;
+  reinterpret_cast<Vector*>(prepared)[(static_cast<index_t>(group) * voxels + row) * cells + cell] = vector;
 }
 
 // ---- the products of a warp ----
@@ -231,12 +298,14 @@ __device__ __forceinline__ int column_of(int lane, int j, int e, int columns) {
 struct Stage {
   const char* rows;
   const scalar_t* columns;
-  int pitch, lane, row_tiles, column_tiles;
+  int pitch, lane, row_tiles, column_tiles, cells;
+
+  __device__ __forceinline__ const char* row(int index) const { return rows + index * (cells * 16 + 16); }
 
 #if defined(CONVT3D_FP32)
   __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&)[ROWS][COLUMNS][4]) const {
 #pragma unroll 1
-    for (int k = 0; k < CHUNK; k += 2) {
+    for (int k = 0; k < cells * VECTOR; k += 2) {
       float b[2][COLUMNS];
 #pragma unroll
       for (int d = 0; d < 2; ++d) {
@@ -260,7 +329,7 @@ struct Stage {
       for (int i = 0; i < ROWS && i < row_tiles; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float2 a = *reinterpret_cast<const float2*>(rows + row_of(lane, i, e) * ROW_BYTES + k * 4);
+          const float2 a = *reinterpret_cast<const float2*>(row(row_of(lane, i, e)) + k * 4);
 #pragma unroll
           for (int j = 0; j < COLUMNS && j < column_tiles; ++j) {
             sums[i][j][e] += a.x * b[0][j];
@@ -271,20 +340,20 @@ struct Stage {
     }
   }
 #else
-  // The rows of half a chunk, of the sixteen from 16 * i on.
-  __device__ __forceinline__ void load_rows(unsigned (&a)[4], int half, int i) const {
-    ldmatrix_x4(a, shared_address(rows + (i * 16 + lane % 16) * ROW_BYTES + half * 32 + lane / 16 * 16));
+  // The rows of two cells, of the sixteen from 16 * i on.
+  __device__ __forceinline__ void load_rows(unsigned (&a)[4], int pair, int i) const {
+    ldmatrix_x4(a, shared_address(row(i * 16 + lane % 16) + pair * 32 + lane / 16 * 16));
   }
 
 #if defined(CONVT3D_TF32X3)
   __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&low)[ROWS][COLUMNS][4]) const {
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
+    for (int pair = 0; pair < cells / 2; ++pair) {
       unsigned a[2][ROWS][4];  // high, low
 #pragma unroll
       for (int i = 0; i < ROWS && i < row_tiles; ++i) {
         unsigned whole[4];
-        load_rows(whole, half, i);
+        load_rows(whole, pair, i);
 #pragma unroll
         for (int r = 0; r < 4; ++r) split_tf32(__uint_as_float(whole[r]), a[0][i][r], a[1][i][r]);
       }
@@ -293,7 +362,7 @@ struct Stage {
         unsigned b[2][2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          split_tf32(columns[(half * 8 + r * 4 + lane % 4) * pitch + j * 8 + lane / 4], b[0][r], b[1][r]);
+          split_tf32(columns[(pair * 8 + r * 4 + lane % 4) * pitch + j * 8 + lane / 4], b[0][r], b[1][r]);
         }
 #pragma unroll
         for (int i = 0; i < ROWS && i < row_tiles; ++i) {
@@ -308,24 +377,24 @@ struct Stage {
     }
   }
 #else
-  // The columns of half a chunk, of the sixteen from 8 * j on.
-  __device__ __forceinline__ void load_columns(unsigned (&b)[4], int half, int j) const {
+  // The columns of two cells, of the sixteen from 8 * j on.
+  __device__ __forceinline__ void load_columns(unsigned (&b)[4], int pair, int j) const {
     if constexpr (SIZE == 2) {
-      ldmatrix_x4_transposed(b, shared_address(columns + (half * 16 + lane % 16) * pitch + (j + lane / 16) * 8));
+      ldmatrix_x4_transposed(b, shared_address(columns + (pair * 16 + lane % 16) * pitch + (j + lane / 16) * 8));
     } else {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        b[r] = nearest_tf32(to_accum(columns[(half * 8 + r % 2 * 4 + lane % 4) * pitch + (j + r / 2) * 8 + lane / 4]));
+        b[r] = nearest_tf32(to_accum(columns[(pair * 8 + r % 2 * 4 + lane % 4) * pitch + (j + r / 2) * 8 + lane / 4]));
       }
     }
   }
   __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&)[ROWS][COLUMNS][4]) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int pair = 0; pair < cells / 2; ++pair) {
       unsigned a[ROWS][4];
 #pragma unroll
       for (int i = 0; i < ROWS && i < row_tiles; ++i) {
-        load_rows(a[i], half, i);
+        load_rows(a[i], pair, i);
         if constexpr (SIZE == 4) {
 #pragma unroll
           for (int r = 0; r < 4; ++r) a[i][r] = nearest_tf32(__uint_as_float(a[i][r]));
@@ -334,7 +403,7 @@ struct Stage {
 #pragma unroll
       for (int j = 0; j < COLUMNS && j < column_tiles; j += 2) {
         unsigned b[4];
-        load_columns(b, half, j);
+        load_columns(b, pair, j);
 #pragma unroll
         for (int i = 0; i < ROWS && i < row_tiles; ++i) {
           CONVT3D_MULTIPLY(sums[i][j], a[i], b[0], b[1]);
@@ -366,132 +435,103 @@ __device__ __forceinline__ void store_four(scalar_t* y, const float (&sum)[4], i
   }
 }
 
-// The products of one coordinate of an output: where the first of them is, and how many there are.
-struct alignas(8) Run {
-  int first, count;
-};
-
-// An axis of a block's box: inputs [begin, begin + inputs), outputs [first, first + outputs). `input_step` and `tap_step` are how far apart
-// in the products neighbouring inputs and taps are, `run_step` the products of an output.
-struct BoxAxis {
-  int begin, inputs, first, outputs, input_step, tap_step, run_step;
-};
-
-__device__ __forceinline__ BoxAxis box_axis(const Problem& problem, int axis, int box, int boxes, int length, int overlap,
-                                            int input_step, int tap_step) {
-  const int begin = box * length, size = problem.output_size[axis], stride = problem.stride[axis],
-            dilation = problem.dilation[axis], divisor = greatest_common_divisor(stride, dilation);
-  const index_t first = static_cast<index_t>(begin) * stride - problem.padding[axis];
-  index_t end = size;
-  if (overlap) {
-    end =
-        first + static_cast<index_t>(length - 1) * stride + static_cast<index_t>(problem.kernel_size[axis] - 1) * dilation + 1;
-  } else if (box + 1 < boxes) {
-    end = first + static_cast<index_t>(length) * stride;
-  }
-  BoxAxis result;
-  result.begin = begin;
-  result.inputs = min(length, problem.input_size[axis] - begin);
-  result.first = box == 0 ? 0 : static_cast<int>(max(index_t(0), min(static_cast<index_t>(size), first)));
-  result.outputs = static_cast<int>(max(index_t(0), min(end, static_cast<index_t>(size)) - result.first));
-  result.input_step = input_step;
-  result.tap_step = tap_step;
-  result.run_step = stride / divisor * tap_step - dilation / divisor * input_step;
-  return result;
-}
-
-__device__ __forceinline__ Run run_of(const Problem& problem, int axis, const BoxAxis& box, int index) {
-  const int shifted = box.first + index + problem.padding[axis], stride = problem.stride[axis];
-  const AxisClass taps = axis_class(problem, axis, shifted % stride);
-  // Tap j of the class reads input `nearest - j * taps.offset_step` of the box.
-  const int nearest = shifted / stride - taps.first_offset - box.begin, beyond = nearest - (box.inputs - 1);
-  const int begin = beyond > 0 ? (beyond + taps.offset_step - 1) / taps.offset_step : 0;
-  const int end = nearest < 0 ? 0 : min(taps.taps, nearest / taps.offset_step + 1);
-  Run run{0, max(0, end - begin)};
-  if (run.count > 0) {
-    run.first = (nearest - begin * taps.offset_step) * box.input_step + (taps.first_tap + begin * taps.tap_step) * box.tap_step;
-  }
-  return run;
-}
-
 // What a block computes; in shared memory where registers are for sums.
 struct Tile {
-  int row_tile, part, group, first_co, channels, first_n, images;
-  int shift, image_step;  // columns before the first; ... products of an image
-  BoxAxis axes[3];
+  int row_tile, part, first_co, channels, first_n, images, first_product, image_step;
+  Share shares[3];
+  const Run* runs[3];
+};
+
+// How far apart the products of an output are, on an axis.
+struct RunSteps {
+  int d, h, w;
 };
 
 // Outputs of four channels, or volumes, and one place each: stored with the bias, or as the sums of a box and a part of the depth.
 __device__ __forceinline__ void store_outputs(const Problem& problem, const scalar_t* __restrict__ bias,
                                               const View<scalar_t>& output, accum_t* __restrict__ partial_sums,
-                                              const float* products, const Run* table_d, const Tile& tile, int threads,
-                                              int first_tap, int live_taps, int tile_channels, int tile_images, int parts,
-                                              int reach_d, int reach_h, int reach_w, bool summed) {
-  const BoxAxis(&axes)[3] = tile.axes;
-  const Run *const table_h = table_d + reach_d, *const table_w = table_h + reach_h;
-  const int outputs_w = axes[2].outputs, outputs_h = axes[1].outputs, outputs = axes[0].outputs * outputs_h * outputs_w;
+                                              const float* products, const Tile& tile, RunSteps steps, int threads,
+                                              int live_taps, int tile_channels, int tile_images, int parts, int reach_d,
+                                              int reach_h, int reach_w, bool summed) {
+  const Share(&shares)[3] = tile.shares;
+  const int outputs = shares[0].count * shares[1].count * shares[2].count;
+  if (outputs == 0) return;
   const bool along_channels = tile_channels >= 4 || tile_channels >= tile_images;
   const int inner = along_channels ? tile.channels : tile.images, outer = along_channels ? tile.images : tile.channels;
   const int inner_step = along_channels ? live_taps : tile.image_step,
             outer_step = along_channels ? tile.image_step : live_taps;
-  const int quads = (inner + 3) / 4, first_co = tile.group * (problem.out_channels / problem.groups) + tile.first_co;
+  const int quads = (inner + 3) / 4, thread = static_cast<int>(threadIdx.x);
   const index_t reach = static_cast<index_t>(reach_d) * reach_h * reach_w;
-  const bool whole = along_channels && output.stride[1] == 1;
+  const index_t channel_stride = summed ? reach : output.stride[1];
+  const index_t image_stride = summed ? problem.out_channels * reach : output.stride[0];
+  const index_t inner_stride = along_channels ? channel_stride : image_stride;
+  const index_t outer_stride = along_channels ? image_stride : channel_stride;
+  // As many sets of threads as there are places for have their own quads.
+  const int sets = max(1, threads / outputs), set = sets > 1 ? thread / outputs : 0;
+  if (set >= sets) return;
 #pragma unroll 1
-  for (int item = static_cast<int>(threadIdx.x); item < outputs * outer * quads; item += threads) {
-    const int place = item % outputs, first = item / outputs % quads * 4, other = item / outputs / quads;
-    const int w = place % outputs_w, h = place / outputs_w % outputs_h, d = place / outputs_w / outputs_h;
-    const Run run_d = table_d[d], run_h = table_h[h], run_w = table_w[w];
-    const int u = along_channels ? other : first, co = first_co + (along_channels ? first : other),
-              count = min(4, inner - first);
-    const float* at[4];
-    float sum[4];
+  for (int place = sets > 1 ? thread % outputs : thread; place < outputs; place += threads) {
+    const int w = place % shares[2].count, row = place / shares[2].count, h = row % shares[1].count, d = row / shares[1].count;
+    const Run run_d = tile.runs[0][d], run_h = tile.runs[1][h], run_w = tile.runs[2][w];
+    const float* const first_product = products + (tile.first_product + run_d.first + run_h.first + run_w.first);
+    accum_t* const sums =
+        partial_sums +
+        (((static_cast<index_t>(tile.row_tile) * parts + tile.part) * tile_images) * problem.out_channels + tile.first_co) *
+            reach +
+        (d * reach_h + h) * reach_w + w;
+    scalar_t* const outputs_here =
+        output.at(tile.first_n, tile.first_co, shares[0].first + d, shares[1].first + h, shares[2].first + w);
+#pragma unroll 1
+    for (int quad = set; quad < outer * quads; quad += sets) {
+      const int other = quad / quads, first = (quad - other * quads) * 4, count = min(4, inner - first);
+      const float* at[4];
+      float sum[4];
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int own = min(q, count - 1);
-      at[q] = products + (tile.shift - first_tap + run_d.first + run_h.first + run_w.first + other * outer_step +
-                          (first + own) * inner_step);
-      sum[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[along_channels ? co + own : co]);
-    }
-    for (int i = 0; i < run_d.count; ++i) {
-      for (int j = 0; j < run_h.count; ++j) {
-        int offset = i * axes[0].run_step + j * axes[1].run_step;
-        for (int k = 0; k < run_w.count; ++k, offset += axes[2].run_step) {
+      for (int q = 0; q < 4; ++q) {
+        const int own = first + min(q, count - 1);
+        at[q] = first_product + (other * outer_step + own * inner_step);
+        sum[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[tile.first_co + (along_channels ? own : other)]);
+      }
+#pragma unroll 1
+      for (int i = 0; i < run_d.count; ++i) {
+#pragma unroll 1
+        for (int j = 0; j < run_h.count; ++j) {
+          int offset = i * steps.d + j * steps.h;
+#pragma unroll 2
+          for (int k = 0; k < run_w.count; ++k, offset += steps.w) {
 #pragma unroll
-          for (int q = 0; q < 4; ++q) sum[q] += at[q][offset];
+            for (int q = 0; q < 4; ++q) sum[q] += at[q][offset];
+          }
         }
       }
-    }
-    if (summed) {
-      accum_t* y =
-          partial_sums +
-          ((static_cast<index_t>(tile.row_tile) * parts + tile.part) * tile_images + u) * problem.out_channels * reach +
-          co * reach + (d * reach_h + h) * reach_w + w;
-      const index_t step = along_channels ? reach : problem.out_channels * reach;
-      for (int q = 0; q < count; ++q, y += step) *y = sum[q];
-    } else {
-      store_four(output.at(tile.first_n + u, co, axes[0].first + d, axes[1].first + h, axes[2].first + w), sum,
-                 along_channels ? output.stride[1] : output.stride[0], count, whole);
+      const index_t offset = other * outer_stride + first * inner_stride;
+      if (summed) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          if (q < count) sums[offset + q * inner_stride] = sum[q];
+        }
+      } else {
+        store_four(outputs_here + offset, sum, inner_stride, count, along_channels && inner_stride == 1);
+      }
     }
   }
 }
 
-// The rows of a block: where a thread's cells of them come from. A thread copies cell thread % CELLS of up to two rows.
+// The rows of a block: where a thread's cells of them come from.
 struct Rows {
-  static constexpr int OWN = ROWS > 2 ? 2 : 1;
-  const scalar_t* sources[OWN];  // legal addresses even where nothing is copied
-  int live[OWN];                 // channels that are left
-  int threads, height;
+  const scalar_t* sources[OWN_CELLS];  // legal addresses even where nothing is copied
+  int live[OWN_CELLS];                 // channels that are left
+  int threads, height, cells;
 
   __device__ __forceinline__ void copy(int chunk, char* stage) const {
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = static_cast<int>(threadIdx.x), channels = cells * VECTOR;
 #pragma unroll
-    for (int c = 0; c < OWN; ++c) {
-      const int row = thread / CELLS + c * (threads / CELLS);
+    for (int c = 0; c < OWN_CELLS; ++c) {
+      const int row = thread / cells + c * (threads / cells);
       if (row >= height) break;
-      const bool inside = chunk * CHUNK < live[c];
-      cp_async<16>(shared_address(stage + row * ROW_BYTES + thread % CELLS * 16), sources[c] + (inside ? chunk * CHUNK : 0),
-                   inside ? 16 : 0);
+      const bool inside = chunk * channels < live[c];
+      cp_async<16>(shared_address(stage + row * (cells * 16 + 16) + thread % cells * 16),
+                   sources[c] + (inside ? chunk * channels : 0), inside ? 16 : 0);
     }
   }
 };
@@ -500,7 +540,7 @@ struct Rows {
 struct Columns {
   const scalar_t *weight, *next;  // of the first channel that comes next; ... the vector that this thread copies of it
   index_t row_length;
-  int first_co, taps, first_tap, live_taps, shift, covered, width, threads;
+  int first_co, taps, first_tap, live_taps, shift, covered, width, threads, chunk;
   bool in_vectors;
 
   // Where a column lies in a row of the weight.
@@ -522,7 +562,7 @@ struct Columns {
       if (column >= covered) return;
       const index_t step = apart * row_length * SIZE;
 #pragma unroll
-      for (int k = 0; k < CHUNK; k += apart) {
+      for (int k = 0; k < chunk; k += apart) {
         const bool inside = first + k < live;
         cp_async<16>(shared_address(target + (first + k) * pitch + column), inside ? next : weight, inside ? 16 : 0);
         next = advanced(next, step);
@@ -536,7 +576,7 @@ struct Columns {
       const scalar_t* from = weight + (first * row_length + place_of(column));
       const index_t step = apart * row_length * SIZE;
 #pragma unroll 1
-      for (int k = first; k < CHUNK; k += 4 * apart) {
+      for (int k = first; k < chunk; k += 4 * apart) {
         scalar_t values[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i, from = advanced(from, step)) {
@@ -551,12 +591,12 @@ struct Columns {
         for (int i = 0; i < 4 && SIZE == 2; ++i) target[(k + i * apart) * pitch + column] = values[i];
       }
     }
-    weight += CHUNK * row_length;
+    weight += chunk * row_length;
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    convt3d_fprop_col2im(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ input_rows,
+    convt3d_fprop_col2im(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ prepared,
                          const scalar_t* __restrict__ weight, const scalar_t* __restrict__ bias, const View<scalar_t> output,
                          accum_t* __restrict__ partial_sums, const int voxels, const int row_channels, const int chunks,
                          const int row_tiles, const int parts, const int channel_tiles, const int tile_channels,
@@ -564,13 +604,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                          const int first_tap, const int live_taps, const int boxes_d, const int boxes_h, const int boxes_w,
                          const int box_d, const int box_h, const int box_w, const int reach_d, const int reach_h,
                          const int reach_w, const int overlap_d, const int overlap_h, const int overlap_w, const int summed,
-                         const int tables_at) {
+                         const int cells, const int row_cells, const int run_step_d, const int run_step_h,
+                         const int run_step_w) {
   begin_next();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int own_rows = SPECIALIZED(ROW_TILES, row_tiles_of_warp), own_columns = SPECIALIZED(COLUMN_TILES, tile_columns / 32);
   const int row_warps = SPECIALIZED(WARP_ROWS, warp_rows), threads = 128 * row_warps;
+  const int own_cells = SPECIALIZED(CELLS, cells), chunk_channels = own_cells * VECTOR;
   const int height = 16 * own_rows * row_warps, width = 32 * own_columns, pitch = width + 8;  // of a tile
-  const int columns_at = height * ROW_BYTES, stage_bytes = columns_at + CHUNK * pitch * SIZE;
+  const int columns_at = height * (own_cells * 16 + 16), stage_bytes = columns_at + chunk_channels * pitch * SIZE;
   extern __shared__ uint4 shared[];
   __shared__ Tile tile;
   char* const memory = reinterpret_cast<char*>(shared);
@@ -590,7 +632,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
   Columns columns;
   columns.row_length = static_cast<index_t>(out_channels) * taps;
-  columns.weight = weight + (group * static_cast<index_t>(in_channels) + first_chunk * CHUNK) * columns.row_length;
+  columns.weight = weight + (group * static_cast<index_t>(in_channels) + first_chunk * chunk_channels) * columns.row_length;
   columns.in_vectors = columns.row_length % VECTOR == 0 && reinterpret_cast<unsigned long long>(weight) % 16 == 0;
   columns.first_co = first_co;
   columns.taps = taps;
@@ -600,10 +642,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   columns.covered = columns.shift + channels * live_taps;
   columns.width = width;
   columns.threads = threads;
+  columns.chunk = chunk_channels;
   columns.begin();
-  int live = in_channels - first_chunk * CHUNK;
+  int live = in_channels - first_chunk * chunk_channels;
 #pragma unroll 1
-  for (int chunk = 0; chunk < min(STAGES - 1, own_chunks); ++chunk, live -= CHUNK) {
+  for (int chunk = 0; chunk < min(STAGES - 1, own_chunks); ++chunk, live -= chunk_channels) {
     columns.copy(live, memory + chunk * stage_bytes + columns_at);
   }
 
@@ -614,32 +657,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (thread == 0) {
     tile.row_tile = row_tile;
     tile.part = part;
-    tile.group = group;
-    tile.first_co = first_co;
+    tile.first_co = group * out_channels + first_co;
     tile.channels = channels;
     tile.first_n = first_n;
     tile.images = images;
-    tile.shift = columns.shift;
+    tile.first_product = columns.shift - first_tap;
     tile.image_step = box_volume * pitch;
-    tile.axes[0] = box_axis(problem, 0, at[0], boxes_d, box_d, overlap_d, box_h * box_w * pitch, kernel[1] * kernel[2]);
-    tile.axes[1] = box_axis(problem, 1, at[1], boxes_h, box_h, overlap_h, box_w * pitch, kernel[2]);
-    tile.axes[2] = box_axis(problem, 2, at[2], boxes_w, box_w, overlap_w, pitch, 1);
+    tile.shares[0] = share_of(problem, 0, at[0], boxes_d, box_d, overlap_d);
+    tile.shares[1] = share_of(problem, 1, at[1], boxes_h, box_h, overlap_h);
+    tile.shares[2] = share_of(problem, 2, at[2], boxes_w, box_w, overlap_w);
+    const Run* const runs = reinterpret_cast<const Run*>(prepared + static_cast<index_t>(row_cells) * 4);
+    tile.runs[0] = runs + at[0] * reach_d;
+    tile.runs[1] = runs + (boxes_d * reach_d + at[1] * reach_h);
+    tile.runs[2] = runs + (boxes_d * reach_d + boxes_h * reach_h + at[2] * reach_w);
   }
   Rows rows;
   rows.threads = threads;
   rows.height = height;
+  rows.cells = own_cells;
   const bool in_rows = lies_in_rows(problem, input);
   const int (&size)[3] = problem.input_size;
 #pragma unroll
-  for (int c = 0; c < Rows::OWN; ++c) {
-    const int row = thread / CELLS + c * (threads / CELLS), image = row / box_volume, place = row % box_volume;
+  for (int c = 0; c < OWN_CELLS; ++c) {
+    const int row = thread / own_cells + c * (threads / own_cells), image = row / box_volume, place = row % box_volume;
     const int d = at[0] * box_d + place / box_w / box_h, h = at[1] * box_h + place / box_w % box_h,
               w = at[2] * box_w + place % box_w;
     const bool inside = row < height && image < images && d < size[0] && h < size[1] && w < size[2];
-    const int first = first_chunk * CHUNK + thread % CELLS * VECTOR, n = first_n + image;
+    const int first = first_chunk * chunk_channels + thread % own_cells * VECTOR, n = first_n + image;
     rows.live[c] = inside ? row_channels - first : 0;
     const index_t voxel = ((static_cast<index_t>(n) * size[0] + d) * size[1] + h) * size[2] + w;
-    rows.sources[c] = in_rows ? input.data : reinterpret_cast<const scalar_t*>(input_rows);
+    rows.sources[c] = in_rows ? input.data : reinterpret_cast<const scalar_t*>(prepared);
     if (rows.live[c] > 0) {
       rows.sources[c] += in_rows ? input.at(n, group * in_channels + first, d, h, w) - input.data
                                  : (group * static_cast<index_t>(voxels) + voxel) * row_channels + first;
@@ -651,14 +698,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (chunk < own_chunks) rows.copy(chunk, memory + chunk * stage_bytes);
     cp_async_commit();
   }
-  __syncthreads();  // the tile is written
-  Run* const tables = reinterpret_cast<Run*>(memory + tables_at);
-  for (int i = thread; i < tile.axes[0].outputs; i += threads) tables[i] = run_of(problem, 0, tile.axes[0], i);
-  for (int i = thread; i < tile.axes[1].outputs; i += threads) tables[reach_d + i] = run_of(problem, 1, tile.axes[1], i);
-  for (int i = thread; i < tile.axes[2].outputs; i += threads) {
-    tables[reach_d + reach_h + i] = run_of(problem, 2, tile.axes[2], i);
-  }
-
   const int first_row = warp / 4 * own_rows * 16, first_column = warp % 4 * own_columns * 8;
   float sums[ROWS][COLUMNS][4] = {}, low[ROWS][COLUMNS][4] = {};
   int stage = 0, ahead = STAGES - 1;
@@ -669,12 +708,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (chunk + STAGES - 1 < own_chunks) {
       columns.copy(live, memory + ahead * stage_bytes + columns_at);
       rows.copy(chunk + STAGES - 1, memory + ahead * stage_bytes);
-      live -= CHUNK;
+      live -= chunk_channels;
     }
     cp_async_commit();
     const char* const now = memory + stage * stage_bytes;
     const scalar_t* const weights = reinterpret_cast<const scalar_t*>(now + columns_at) + first_column;
-    const Stage mine{now + first_row * ROW_BYTES, weights, pitch, lane, own_rows, own_columns};
+    const Stage mine{now + first_row * (own_cells * 16 + 16), weights, pitch, lane, own_rows, own_columns, own_cells};
     mine.multiply(sums, low);
     ahead = stage;
     if (++stage == STAGES) stage = 0;
@@ -694,8 +733,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
   }
   __syncthreads();
-  store_outputs(problem, bias, output, partial_sums, products, tables, tile, threads, first_tap, live_taps, tile_channels,
-                tile_images, parts, reach_d, reach_h, reach_w, summed != 0);
+  store_outputs(problem, bias, output, partial_sums, products, tile, {run_step_d, run_step_h, run_step_w}, threads, live_taps,
+                tile_channels, tile_images, parts, reach_d, reach_h, reach_w, summed != 0);
 }
 
 // ---- the sums of parts of the depth, and of boxes ----
