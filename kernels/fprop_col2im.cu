@@ -69,8 +69,10 @@ run_step_w = "(stride_w - dilation_w * pitch) // gcd(stride_w, dilation_w)"
 row_cells = "voxels * groups * row_channels // vector"
 runs = "boxes_d * reach_d + boxes_h * reach_h + boxes_w * reach_w"
 stage_bytes = "tile_rows * (cells * 16 + 16) + chunk * pitch * itemsize"
+tables_at = "max(STAGES * stage_bytes, tile_rows * pitch * 4)"
 channel_quads = "ceil_div(out_channels, 4)"
 [restrictions]
+"reach_d + reach_h + reach_w <= 2048" = "a block has tables of at most 2048 coordinates of its outputs"
 "tile_rows * tile_columns <= 32768 // operand_parts" = "a thread has registers for at most 64 sums, and in tf32x3 as many small ones"
 "live_taps + most_shift <= 256" = "a tile of at most 256 columns has all taps of an output channel"
 "max(out_channels_per_group * taps, tiles * parts, 4 * row_cells, runs, batch * channel_quads * output_voxels) < 2147483136" = "the columns of a group, the blocks, the input and the quads of outputs must be below 2^31"
@@ -91,7 +93,7 @@ symbol = "convt3d_fprop_col2im"
 prepares = "partial_sums"
 grid = "tiles * parts"
 block = "128 * warp_rows"
-shared_bytes = "max(STAGES * stage_bytes, tile_rows * pitch * 4)"
+shared_bytes = "tables_at + 8 * (reach_d + reach_h + reach_w)"
 [[launch]]
 symbol = "convt3d_add_partial_sums"
 when = "summed"
@@ -161,7 +163,7 @@ constexpr int REST = 44;
 constexpr int REST = 40;
 #endif
 constexpr int REGISTERS = ROWS * COLUMNS * 4 * PARTS + OPERANDS + REST;
-constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 78 ? 768 : REGISTERS <= 120 ? 512 : 256;
+constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 60 ? 768 : REGISTERS <= 120 ? 512 : 256;
 constexpr int BLOCKS = RESIDENT > THREADS ? RESIDENT / THREADS : 1;
 
 // Launches begin beside the ones before them on sm_90 and newer; the host runs both sides too.
@@ -277,22 +279,27 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // ---- the products of a warp ----
 
-// The sums of a lane: element e of [i][j] is at this row and column of the warp's.
-__device__ __forceinline__ int row_of(int lane, int i, int e) {
+// A lane has four rows of products by multiply-adds, and pairs of columns by tensor cores.
 #if defined(CONVT3D_FP32)
-  return (i * 4 + e) * 4 + lane / 8;
+__device__ __forceinline__ int row_of(int lane, int i, int e) { return (i * 4 + e) * 4 + lane / 8; }
+#endif
+
+// Store the products [i][j] of a lane to where those of its warp begin.
+__device__ __forceinline__ void store_products(float* products, int pitch, const float (&sums)[4], int lane, int i, int j,
+                                               int columns) {
+#if defined(CONVT3D_FP32)
+  const int column = columns == 2 ? lane % 8 * 2 + j : j / 4 * 32 + lane % 8 * 4 + j % 4;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) products[row_of(lane, i, e) * pitch + column] = sums[e];
 #else
-  return i * 16 + lane / 4 + e / 2 * 8;
+  float* const first = products + (i * 16 + lane / 4) * pitch + j * 8 + lane % 4 * 2;
+  *reinterpret_cast<float2*>(first) = make_float2(sums[0], sums[1]);
+  *reinterpret_cast<float2*>(first + 8 * pitch) = make_float2(sums[2], sums[3]);
 #endif
 }
 
-__device__ __forceinline__ int column_of(int lane, int j, int e, int columns) {
-#if defined(CONVT3D_FP32)
-  return columns == 2 ? lane % 8 * 2 + j : j / 4 * 32 + lane % 8 * 4 + j % 4;
-#else
-  return j * 8 + lane % 4 * 2 + e % 2;
-#endif
-}
+// Steps of a stage that are one stretch of code; in TF32, which is rounded on the way, not with 64 sums.
+constexpr int UNROLLED = SIZE == 4 && ROWS * COLUMNS == 16 ? 1 : 4;
 
 // A warp's share of a stage: `rows` and `columns` point to its first row and its first column; a row of weights has `pitch` elements.
 struct Stage {
@@ -389,7 +396,7 @@ struct Stage {
     }
   }
   __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&)[ROWS][COLUMNS][4]) const {
-#pragma unroll
+#pragma unroll UNROLLED
     for (int pair = 0; pair < cells / 2; ++pair) {
       unsigned a[ROWS][4];
 #pragma unroll
@@ -439,7 +446,6 @@ __device__ __forceinline__ void store_four(scalar_t* y, const float (&sum)[4], i
 struct Tile {
   int row_tile, part, first_co, channels, first_n, images, first_product, image_step;
   Share shares[3];
-  const Run* runs[3];
 };
 
 // How far apart the products of an output are, on an axis.
@@ -450,9 +456,9 @@ struct RunSteps {
 // Outputs of four channels, or volumes, and one place each: stored with the bias, or as the sums of a box and a part of the depth.
 __device__ __forceinline__ void store_outputs(const Problem& problem, const scalar_t* __restrict__ bias,
                                               const View<scalar_t>& output, accum_t* __restrict__ partial_sums,
-                                              const float* products, const Tile& tile, RunSteps steps, int threads,
-                                              int live_taps, int tile_channels, int tile_images, int parts, int reach_d,
-                                              int reach_h, int reach_w, bool summed) {
+                                              const float* products, const Run* tables, const Tile& tile, RunSteps steps,
+                                              int threads, int live_taps, int tile_channels, int tile_images, int parts,
+                                              int reach_d, int reach_h, int reach_w, bool summed) {
   const Share(&shares)[3] = tile.shares;
   const int outputs = shares[0].count * shares[1].count * shares[2].count;
   if (outputs == 0) return;
@@ -472,7 +478,7 @@ __device__ __forceinline__ void store_outputs(const Problem& problem, const scal
 #pragma unroll 1
   for (int place = sets > 1 ? thread % outputs : thread; place < outputs; place += threads) {
     const int w = place % shares[2].count, row = place / shares[2].count, h = row % shares[1].count, d = row / shares[1].count;
-    const Run run_d = tile.runs[0][d], run_h = tile.runs[1][h], run_w = tile.runs[2][w];
+    const Run run_d = tables[d], run_h = tables[reach_d + h], run_w = tables[reach_d + reach_h + w];
     const float* const first_product = products + (tile.first_product + run_d.first + run_h.first + run_w.first);
     accum_t* const sums =
         partial_sums +
@@ -485,12 +491,12 @@ __device__ __forceinline__ void store_outputs(const Problem& problem, const scal
     for (int quad = set; quad < outer * quads; quad += sets) {
       const int other = quad / quads, first = (quad - other * quads) * 4, count = min(4, inner - first);
       const float* at[4];
-      float sum[4];
+      float sum[4] = {}, added[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
         const int own = first + min(q, count - 1);
         at[q] = first_product + (other * outer_step + own * inner_step);
-        sum[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[tile.first_co + (along_channels ? own : other)]);
+        added[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[tile.first_co + (along_channels ? own : other)]);
       }
 #pragma unroll 1
       for (int i = 0; i < run_d.count; ++i) {
@@ -504,6 +510,8 @@ __device__ __forceinline__ void store_outputs(const Problem& problem, const scal
           }
         }
       }
+#pragma unroll
+      for (int q = 0; q < 4; ++q) sum[q] += added[q];
       const index_t offset = other * outer_stride + first * inner_stride;
       if (summed) {
 #pragma unroll
@@ -604,8 +612,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                          const int first_tap, const int live_taps, const int boxes_d, const int boxes_h, const int boxes_w,
                          const int box_d, const int box_h, const int box_w, const int reach_d, const int reach_h,
                          const int reach_w, const int overlap_d, const int overlap_h, const int overlap_w, const int summed,
-                         const int cells, const int row_cells, const int run_step_d, const int run_step_h,
-                         const int run_step_w) {
+                         const int cells, const int row_cells, const int run_step_d, const int run_step_h, const int run_step_w,
+                         const int tables_at) {
   begin_next();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int own_rows = SPECIALIZED(ROW_TILES, row_tiles_of_warp), own_columns = SPECIALIZED(COLUMN_TILES, tile_columns / 32);
@@ -666,10 +674,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     tile.shares[0] = share_of(problem, 0, at[0], boxes_d, box_d, overlap_d);
     tile.shares[1] = share_of(problem, 1, at[1], boxes_h, box_h, overlap_h);
     tile.shares[2] = share_of(problem, 2, at[2], boxes_w, box_w, overlap_w);
-    const Run* const runs = reinterpret_cast<const Run*>(prepared + static_cast<index_t>(row_cells) * 4);
-    tile.runs[0] = runs + at[0] * reach_d;
-    tile.runs[1] = runs + (boxes_d * reach_d + at[1] * reach_h);
-    tile.runs[2] = runs + (boxes_d * reach_d + boxes_h * reach_h + at[2] * reach_w);
   }
   Rows rows;
   rows.threads = threads;
@@ -693,6 +697,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
   }
   wait_for_launch_before();
+  Run* const tables = reinterpret_cast<Run*>(memory + tables_at);
+  const Run* const runs = reinterpret_cast<const Run*>(prepared + static_cast<index_t>(row_cells) * 4);
+#pragma unroll 1
+  for (int i = thread; i < reach_d + reach_h + reach_w; i += threads) {
+    const int before = i < reach_d             ? at[0] * reach_d
+                       : i < reach_d + reach_h ? (boxes_d - 1) * reach_d + at[1] * reach_h
+                                               : (boxes_d - 1) * reach_d + (boxes_h - 1) * reach_h + at[2] * reach_w;
+    cp_async<8>(shared_address(tables + i), runs + (before + i));
+  }
 #pragma unroll 1
   for (int chunk = 0; chunk < STAGES - 1; ++chunk) {
     if (chunk < own_chunks) rows.copy(chunk, memory + chunk * stage_bytes);
@@ -727,14 +740,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int j = 0; j < COLUMNS && j < own_columns; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float sum = PARTS == 2 ? sums[i][j][e] + low[i][j][e] : sums[i][j][e];
-        products[(first_row + row_of(lane, i, e)) * pitch + first_column + column_of(lane, j, e, own_columns)] = sum;
+        if (PARTS == 2) sums[i][j][e] += low[i][j][e];
       }
+      store_products(products + first_row * pitch + first_column, pitch, sums[i][j], lane, i, j, own_columns);
     }
   }
   __syncthreads();
-  store_outputs(problem, bias, output, partial_sums, products, tile, {run_step_d, run_step_h, run_step_w}, threads, live_taps,
-                tile_channels, tile_images, parts, reach_d, reach_h, reach_w, summed != 0);
+  store_outputs(problem, bias, output, partial_sums, products, tables, tile, {run_step_d, run_step_h, run_step_w}, threads,
+                live_taps, tile_channels, tile_images, parts, reach_d, reach_h, reach_w, summed != 0);
 }
 
 // ---- the sums of parts of the depth, and of boxes ----
