@@ -49,7 +49,7 @@ tile_channels = "max(1, (tile_columns - most_shift) // live_taps)"
 channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
 tiles = "row_tiles * channel_tiles * groups"
 # The depth comes in chunks of so many cells of 16 bytes.
-cells = "8 if tile_rows * tile_columns <= 4096 and in_channels_per_group > 4 * vector else 4"
+cells = "STAGE_CELLS if STAGE_CELLS != 0 else 8 if tile_rows * tile_columns <= 4096 and in_channels_per_group > 4 * vector else 4"
 chunk = "cells * vector"
 chunks = "ceil_div(in_channels_per_group, chunk)"
 parts = "max(1, min(chunks, DEPTH_PARTS if DEPTH_PARTS != 0 else min(ceil_div(chunks, 4), multiprocessors // max(1, tiles))))"
@@ -137,6 +137,10 @@ block = 256
 #ifndef STAGES
 #define STAGES 4
 #endif
+// Cells of 16 bytes of a row in a stage, 4 or 8; 0: by the problem.
+#ifndef STAGE_CELLS
+#define STAGE_CELLS 0
+#endif
 #ifndef ROW_TILES  // set by the problem, all together; these are for a look at the compiler's output
 #define ROW_TILES 2
 #define COLUMN_TILES 8
@@ -149,7 +153,7 @@ constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), VECTOR = 16 / SIZE;
 constexpr int ROWS = ROW_TILES, COLUMNS = COLUMN_TILES, THREADS = 128 * WARP_ROWS;
 constexpr int OWN_CELLS = ROWS * CELLS > 8 ? ROWS * CELLS / 8 : 1;  // of the rows, that a thread copies
 #else
-constexpr int ROWS = 4, COLUMNS = 8, THREADS = 512, OWN_CELLS = 2;  // the most there can be
+constexpr int ROWS = 4, COLUMNS = 8, THREADS = 512, OWN_CELLS = 4;  // the most there can be
 #endif
 // Registers of a thread, about: its sums, what it multiplies, and the rest. So many threads a multiprocessor has room for.
 #if defined(CONVT3D_FP32)
