@@ -27,7 +27,8 @@ most_shift = "0 if whole_vectors else vector - 1"
 least_columns = "64 if live_taps + most_shift <= 64 else 128 if live_taps + most_shift <= 128 else 256"
 # Rows: whole volumes, or boxes of one.
 voxels = "batch * input_voxels"
-tile_rows = "TILE_ROWS if TILE_ROWS != 0 else 16 if voxels <= 16 else 32 if voxels <= 32 else 128 if 64 < input_voxels <= 128 and least_columns <= 128 else 64"
+many = "1 if least_columns <= 128 and voxels * groups * out_channels_per_group * live_taps >= 3 * 128 * 128 * multiprocessors else 0"
+tile_rows = "TILE_ROWS if TILE_ROWS != 0 else 16 if voxels <= 16 else 32 if voxels <= 32 else 128 if many or (64 < input_voxels <= 128 and least_columns <= 128) else 64"
 boxes_w = "ceil_div(input_w, min(input_w, tile_rows))"
 box_w = "ceil_div(input_w, boxes_w)"
 boxes_h = "ceil_div(input_h, min(input_h, tile_rows // box_w))"
@@ -310,6 +311,7 @@ struct Stage {
   const char* rows;
   const scalar_t* columns;
   int pitch, lane, row_tiles, column_tiles, cells;
+  unsigned own_row, own_columns;  // what this lane reads by ldmatrix, of the first cells
 
   __device__ __forceinline__ const char* row(int index) const { return rows + index * (cells * 16 + 16); }
 
@@ -353,7 +355,7 @@ struct Stage {
 #else
   // The rows of two cells, of the sixteen from 16 * i on.
   __device__ __forceinline__ void load_rows(unsigned (&a)[4], int pair, int i) const {
-    ldmatrix_x4(a, shared_address(row(i * 16 + lane % 16) + pair * 32 + lane / 16 * 16));
+    ldmatrix_x4(a, own_row + i * 16 * (cells * 16 + 16) + pair * 32);
   }
 
 #if defined(CONVT3D_TF32X3)
@@ -391,7 +393,7 @@ struct Stage {
   // The columns of two cells, of the sixteen from 8 * j on.
   __device__ __forceinline__ void load_columns(unsigned (&b)[4], int pair, int j) const {
     if constexpr (SIZE == 2) {
-      ldmatrix_x4_transposed(b, shared_address(columns + (pair * 16 + lane % 16) * pitch + (j + lane / 16) * 8));
+      ldmatrix_x4_transposed(b, own_columns + (pair * 16 * pitch + j * 8) * SIZE);
     } else {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
@@ -529,78 +531,77 @@ __device__ __forceinline__ void store_outputs(const Problem& problem, const scal
   }
 }
 
-// The rows of a block: where a thread's cells of them come from.
+// The rows of a block: the cells that a thread copies, where they come from and where they go in a stage.
 struct Rows {
-  const scalar_t* sources[OWN_CELLS];  // legal addresses even where nothing is copied
+  const scalar_t* sources[OWN_CELLS];  // of the next chunk
   int live[OWN_CELLS];                 // channels that are left
-  int threads, height, cells;
+  unsigned targets[OWN_CELLS];
+  int count, chunk;
 
-  __device__ __forceinline__ void copy(int chunk, char* stage) const {
-    const int thread = static_cast<int>(threadIdx.x), channels = cells * VECTOR;
+  // The next chunk of channels; nothing is read where none are left.
+  __device__ __forceinline__ void copy(unsigned stage) {
 #pragma unroll
-    for (int c = 0; c < OWN_CELLS; ++c) {
-      const int row = thread / cells + c * (threads / cells);
-      if (row >= height) break;
-      const bool inside = chunk * channels < live[c];
-      cp_async<16>(shared_address(stage + row * (cells * 16 + 16) + thread % cells * 16),
-                   sources[c] + (inside ? chunk * channels : 0), inside ? 16 : 0);
+    for (int c = 0; c < OWN_CELLS && c < count; ++c) {
+      cp_async<16>(stage + targets[c], sources[c], live[c] > 0 ? 16 : 0);
+      sources[c] = advanced(sources[c], static_cast<index_t>(chunk) * SIZE);
+      live[c] -= chunk;
     }
   }
 };
 
 // The columns of a block, from channel to channel.
 struct Columns {
-  const scalar_t *weight, *next;  // of the first channel that comes next; ... the vector that this thread copies of it
+  const scalar_t *weight, *next;  // the group's; ... the vector that this thread copies next
   index_t row_length;
-  int first_co, taps, first_tap, live_taps, shift, covered, width, threads, chunk;
-  bool in_vectors;
+  int first_co, taps, first_tap, live_taps, shift, covered, width, threads, chunk, apart, first;
+  unsigned target;  // of the vector, in a stage
+  bool in_vectors, own;
 
   // Where a column lies in a row of the weight.
   __device__ __forceinline__ int place_of(int column) const {
     return live_taps == taps ? first_co * taps - shift + column
                              : (first_co + column / live_taps) * taps + first_tap + column % live_taps;
   }
-  __device__ __forceinline__ void begin() {
-    const int thread = static_cast<int>(threadIdx.x), vectors = width / VECTOR, column = thread % vectors * VECTOR;
-    next = weight + (thread / vectors * row_length + (column < covered ? place_of(column) : 0));
+  __device__ __forceinline__ void begin(int thread) {
+    const int vectors = width / VECTOR, column = thread % vectors * VECTOR;
+    apart = threads / vectors;
+    first = thread / vectors;
+    own = column < covered;
+    next = weight + (first * row_length + (own ? place_of(column) : 0));
+    target = (first * (width + 8) + column) * SIZE;
   }
-  // The next chunk of channels, of which `live` are left.
-  __device__ __forceinline__ void copy(int live, char* stage) {
-    scalar_t* const target = reinterpret_cast<scalar_t*>(stage);
-    const int thread = static_cast<int>(threadIdx.x), pitch = width + 8;
-    if (in_vectors) {
-      const int vectors = width / VECTOR, first = thread / vectors, column = thread % vectors * VECTOR,
-                apart = threads / vectors;
-      if (column >= covered) return;
-      const index_t step = apart * row_length * SIZE;
+  // The next chunk of channels, of which `live` are left; nothing is read of the others.
+  __device__ __forceinline__ void copy(int live, unsigned stage, scalar_t* elements) {
+    if (!in_vectors) return copy_elements(live, elements);
+    if (!own) return;
+    const index_t step = apart * row_length * SIZE;
 #pragma unroll
-      for (int k = 0; k < chunk; k += apart) {
-        const bool inside = first + k < live;
-        cp_async<16>(shared_address(target + (first + k) * pitch + column), inside ? next : weight, inside ? 16 : 0);
-        next = advanced(next, step);
-      }
-      return;
+    for (int k = 0; k < chunk; k += apart) {
+      cp_async<16>(stage + target + k * (width + 8) * SIZE, next, first + k < live ? 16 : 0);
+      next = advanced(next, step);
     }
-    const int apart = width < threads ? threads / width : 1;
+  }
+  __device__ __forceinline__ void copy_elements(int live, scalar_t* stage) {
+    const int thread = static_cast<int>(threadIdx.x), pitch = width + 8, rows_apart = width < threads ? threads / width : 1;
 #pragma unroll 1
     for (int column = thread % width; column < covered; column += threads) {
-      const int first = width < threads ? thread / width : 0;
-      const scalar_t* from = weight + (first * row_length + place_of(column));
-      const index_t step = apart * row_length * SIZE;
+      const int first_k = width < threads ? thread / width : 0;
+      const scalar_t* from = weight + (first_k * row_length + place_of(column));
+      const index_t step = rows_apart * row_length * SIZE;
 #pragma unroll 1
-      for (int k = first; k < chunk; k += 4 * apart) {
+      for (int k = first_k; k < chunk; k += 4 * rows_apart) {
         scalar_t values[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i, from = advanced(from, step)) {
-          const bool inside = k + i * apart < live;
+          const bool inside = k + i * rows_apart < live;
           if constexpr (SIZE == 4) {
-            cp_async<4>(shared_address(target + (k + i * apart) * pitch + column), inside ? from : weight, inside ? 4 : 0);
+            cp_async<4>(shared_address(stage + (k + i * rows_apart) * pitch + column), from, inside ? 4 : 0);
           } else {
             values[i] = inside ? *from : to_scalar(accum_t(0));
           }
         }
 #pragma unroll
-        for (int i = 0; i < 4 && SIZE == 2; ++i) target[(k + i * apart) * pitch + column] = values[i];
+        for (int i = 0; i < 4 && SIZE == 2; ++i) stage[(k + i * rows_apart) * pitch + column] = values[i];
       }
     }
     weight += chunk * row_length;
@@ -628,6 +629,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   extern __shared__ uint4 shared[];
   __shared__ Tile tile;
   char* const memory = reinterpret_cast<char*>(shared);
+  const unsigned stages = shared_address(shared);
 
   // blockIdx.x = ((group * channel_tiles + channel tile) * parts + part) * row_tiles + row tile: those that read the same weights are neighbours.
   unsigned block = blockIdx.x;
@@ -655,11 +657,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   columns.width = width;
   columns.threads = threads;
   columns.chunk = chunk_channels;
-  columns.begin();
+  columns.begin(thread);
   int live = in_channels - first_chunk * chunk_channels;
 #pragma unroll 1
   for (int chunk = 0; chunk < min(STAGES - 1, own_chunks); ++chunk, live -= chunk_channels) {
-    columns.copy(live, memory + chunk * stage_bytes + columns_at);
+    columns.copy(live, stages + chunk * stage_bytes + columns_at,
+                 reinterpret_cast<scalar_t*>(memory + chunk * stage_bytes + columns_at));
   }
 
   // While they are under way: which products an output adds up, and where rows lie.
@@ -680,9 +683,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     tile.shares[2] = share_of(problem, 2, at[2], boxes_w, box_w, overlap_w);
   }
   Rows rows;
-  rows.threads = threads;
-  rows.height = height;
-  rows.cells = own_cells;
+  rows.chunk = chunk_channels;
+  rows.count = 0;
   const bool in_rows = lies_in_rows(problem, input);
   const int (&size)[3] = problem.input_size;
 #pragma unroll
@@ -692,6 +694,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
               w = at[2] * box_w + place % box_w;
     const bool inside = row < height && image < images && d < size[0] && h < size[1] && w < size[2];
     const int first = first_chunk * chunk_channels + thread % own_cells * VECTOR, n = first_n + image;
+    if (row < height) rows.count = c + 1;
+    rows.targets[c] = row * (own_cells * 16 + 16) + thread % own_cells * 16;
     rows.live[c] = inside ? row_channels - first : 0;
     const index_t voxel = ((static_cast<index_t>(n) * size[0] + d) * size[1] + h) * size[2] + w;
     rows.sources[c] = in_rows ? input.data : reinterpret_cast<const scalar_t*>(prepared);
@@ -712,25 +716,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 #pragma unroll 1
   for (int chunk = 0; chunk < STAGES - 1; ++chunk) {
-    if (chunk < own_chunks) rows.copy(chunk, memory + chunk * stage_bytes);
+    if (chunk < own_chunks) rows.copy(stages + chunk * stage_bytes);
     cp_async_commit();
   }
   const int first_row = warp / 4 * own_rows * 16, first_column = warp % 4 * own_columns * 8;
   float sums[ROWS][COLUMNS][4] = {}, low[ROWS][COLUMNS][4] = {};
+  const unsigned lane_rows = stages + (first_row + lane % 16) * (own_cells * 16 + 16) + lane / 16 * 16;
+  const unsigned lane_columns = stages + columns_at + (lane % 16 * pitch + first_column + lane / 16 * 8) * SIZE;
   int stage = 0, ahead = STAGES - 1;
 #pragma unroll 1
   for (int chunk = 0; chunk < own_chunks; ++chunk) {
     cp_async_wait<STAGES - 2>();
     __syncthreads();  // this stage has landed for all, and the one before has been read by all
     if (chunk + STAGES - 1 < own_chunks) {
-      columns.copy(live, memory + ahead * stage_bytes + columns_at);
-      rows.copy(chunk + STAGES - 1, memory + ahead * stage_bytes);
+      columns.copy(live, stages + ahead * stage_bytes + columns_at,
+                   reinterpret_cast<scalar_t*>(memory + ahead * stage_bytes + columns_at));
+      rows.copy(stages + ahead * stage_bytes);
       live -= chunk_channels;
     }
     cp_async_commit();
     const char* const now = memory + stage * stage_bytes;
     const scalar_t* const weights = reinterpret_cast<const scalar_t*>(now + columns_at) + first_column;
-    const Stage mine{now + first_row * (own_cells * 16 + 16), weights, pitch, lane, own_rows, own_columns, own_cells};
+    const Stage mine{now + first_row * (own_cells * 16 + 16),
+                     weights,
+                     pitch,
+                     lane,
+                     own_rows,
+                     own_columns,
+                     own_cells,
+                     lane_rows + stage * stage_bytes,
+                     lane_columns + stage * stage_bytes};
     mine.multiply(sums, low);
     ahead = stage;
     if (++stage == STAGES) stage = 0;
