@@ -575,10 +575,17 @@ struct Columns {
     if (!in_vectors) return copy_elements(live, elements);
     if (!own) return;
     const index_t step = apart * row_length * SIZE;
+    if (live >= chunk) {
 #pragma unroll
-    for (int k = 0; k < chunk; k += apart) {
-      cp_async<16>(stage + target + k * (width + 8) * SIZE, next, first + k < live ? 16 : 0);
-      next = advanced(next, step);
+      for (int k = 0; k < chunk; k += apart, next = advanced(next, step)) {
+        cp_async<16>(stage + target + k * (width + 8) * SIZE, next);
+      }
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < chunk; k += apart, next = advanced(next, step)) {
+        const bool inside = first + k < live;
+        cp_async<16>(stage + target + k * (width + 8) * SIZE, inside ? next : weight, inside ? 16 : 0);
+      }
     }
   }
   __device__ __forceinline__ void copy_elements(int live, scalar_t* stage) {
