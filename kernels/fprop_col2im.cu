@@ -303,9 +303,6 @@ __device__ __forceinline__ void store_products(float* products, int pitch, const
 #endif
 }
 
-// Steps of a stage that are one stretch of code; in TF32, which is rounded on the way, not with 64 sums.
-constexpr int UNROLLED = SIZE == 4 && ROWS * COLUMNS == 16 ? 1 : 4;
-
 // A warp's share of a stage: `rows` and `columns` point to its first row and its first column; a row of weights has `pitch` elements.
 struct Stage {
   const char* rows;
@@ -402,6 +399,8 @@ struct Stage {
     }
   }
   __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&)[ROWS][COLUMNS][4]) const {
+    // Steps that are one stretch of code; TF32 is rounded on the way, which with 64 sums leaves registers for one.
+    constexpr int UNROLLED = SIZE == 4 && ROWS * COLUMNS == 16 ? 1 : 4;
 #pragma unroll UNROLLED
     for (int pair = 0; pair < cells / 2; ++pair) {
       unsigned a[ROWS][4];

@@ -69,7 +69,8 @@ class CudaModule(Module):
                 if launch.shared_bytes > self._shared_limits[symbol]:
                     self._functions[symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
                     self._shared_limits[symbol] = launch.shared_bytes
-                if beside and self._begins_beside and not self._runtime.streamIsCapturing(stream):  # graphs take such launches from CUDA 12.3 on
+                # Graphs take such launches from CUDA 12.3 on.
+                if beside and self._begins_beside and not self._runtime.streamIsCapturing(stream):
                     return launch_beside(self._pointers[symbol], launch, stream, arguments)
                 return self._launch_kernel(
                     self._pointers[symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
