@@ -31,7 +31,7 @@ FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each w
 # that runs on it, so sm_86 and sm_120 have that of "sm_80", and "sm_90a" is Hopper's alone. The first that can do the problem is taken, in
 # the loosest of its instances that the precision allows. All are deterministic, and the last of each list takes every problem.
 _GROUPS = ("fprop_depthwise", "fprop_few_outputs", "fprop_grouped_mma", "fprop_grouped")
-_FEW = ("fprop_patch_split_k",)
+_FEW = ("fprop_patch_split_k", "fprop_col2im")
 _PATCHES = ("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch_channels_last_simt", "fprop_patch")
 _CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
 _MMA = ("fprop_implicit_gemm_mma", *_CUDA_CORES)
@@ -47,6 +47,8 @@ _FPROP = {
 # Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels (in channels_last below half of it: 27 and 54), and with
 # 432 by a tenth where it is tuned. fprop_patch_wgmma fills shared memory with weights first.
 FEW_VOXELS = 256
+# Up to it, from so many channels of a group on, fprop_col2im is the quickest: on an H100 with 64 to 1024 voxels, not with 2400 or 4096.
+FEW_WIDE_VOXELS, FEW_WIDE_CHANNELS = 1024, 64
 # From so many channels on (in channels_last half as many in 16 bits) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by
 # fprop_rolling_wgmma: on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too; in TF32 with 128 and 256 on an H100).
 WIDE_CHANNELS = 64
@@ -297,6 +299,12 @@ def _put_off(name: str, problem: Problem, question: Question, arch: str | None) 
         return "stages no inputs, so where there is one group others come first on Hopper, and where kernel = stride"
     if name == "fprop_patch_split_k" and voxels >= few:
         return f"reads its inputs once for every few columns, so others come first from {few} voxels on"
+    if name == "fprop_col2im":
+        if voxels > FEW_WIDE_VOXELS or problem.in_channels // problem.groups < FEW_WIDE_CHANNELS:
+            return f"is for at most {FEW_WIDE_VOXELS} voxels of {FEW_WIDE_CHANNELS} channels and more, so others come first"
+        if problem.kernel_size == problem.stride:
+            return "adds up products of several taps, so where kernel = stride others come first"
+        return None
     if name == "fprop_patch_channels_last":
         vector = 16 // DTYPES[question.precision].itemsize
         if question.layout != "channels_last":

@@ -210,6 +210,16 @@ def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> 
     assert choose(on("sm_90a"), "fprop", odd, "tf32").kernel is registry.kernel("fprop_patch_wgmma")
 
 
+def test_few_voxels_of_many_channels_have_an_order_of_their_own() -> None:
+    few = Problem(16, 384, 192, (4, 4, 4), (4, 4, 4), (2, 2, 2), (1, 1, 1))
+    for arch in CARDS:
+        for precision in ("tf32", "tf32x3", "fp32", "bf16", "fp16"):
+            for problem, taken in ((few, True), (replace(few, batch=17), False), (replace(few, in_channels=48), False)):
+                found = choose(on(arch), "fprop", problem, precision)
+                assert (found.kernel is registry.kernel("fprop_col2im")) == taken, f"{problem} {precision} {arch}"
+                assert taken or any("fprop_col2im: is for at most 1024 voxels" in reason for reason in found.passed_over)
+
+
 def test_strided_layers_of_many_channels_have_an_order_of_their_own() -> None:
     strided = Problem(1, 128, 64, (8, 16, 16), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
     stationary = registry.kernel("fprop_stationary_wgmma")
@@ -253,8 +263,8 @@ def test_each_kernel_passed_over_says_why() -> None:
     assert steps[0] == "database: nothing for this problem or one near it"
     assert [step.split()[0].rstrip(":") for step in steps[1:]] == [
         *("fprop_depthwise", "fprop_few_outputs", "fprop_grouped_mma", "fprop_grouped"),
-        *("fprop_patch_split_k", "fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary", "fprop_patch_mma"),
-        *("fprop_patch_channels_last_simt", "fprop_patch"),
+        *("fprop_patch_split_k", "fprop_col2im", "fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary"),
+        *("fprop_patch_mma", "fprop_patch_channels_last_simt", "fprop_patch"),
         *("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
         "fprop_flattened_simt",
     ]

@@ -36,6 +36,7 @@ class CudaModule(Module):
 
         cubin, log = compile_cubin(instance, arch)
         self._name = str(instance)
+        self._begins_beside = architecture.runs_on("sm_90", arch)  # older GPUs run one launch after the other
         self._log_attributes = log_attributes(log)
         self._driver, self._runtime, self._launch_kernel = cupy.cuda.driver, cupy.cuda.runtime, cupy.cuda.driver.launchKernel
         self._device = cupy.cuda.Device(device)
@@ -68,7 +69,8 @@ class CudaModule(Module):
                 if launch.shared_bytes > self._shared_limits[symbol]:
                     self._functions[symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
                     self._shared_limits[symbol] = launch.shared_bytes
-                if beside and not self._runtime.streamIsCapturing(stream):  # graphs take such launches from CUDA 12.3 on
+                # Graphs take such launches from CUDA 12.3 on.
+                if beside and self._begins_beside and not self._runtime.streamIsCapturing(stream):
                     return launch_beside(self._pointers[symbol], launch, stream, arguments)
                 return self._launch_kernel(
                     self._pointers[symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
