@@ -1,0 +1,1 @@
+"""`convt3d calibrate`."""
