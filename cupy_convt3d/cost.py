@@ -26,7 +26,7 @@ from .dtypes import DTYPES
 from .errors import CacheWarning, DataError, KernelError, shown
 from .expressions import evaluate
 from .files import read_text, write_whole
-from .kernel import MOST_TUNABLE, Kernel, Limits
+from .kernel import Kernel, Limits
 from .problem import PASSES, Problem
 from .tuning import LAYOUTS, configured
 
@@ -279,25 +279,23 @@ def library_traits(problem: Problem, precision: str, terms: Mapping[str, float])
 
 TERMS = {  # the names that a file may have
     "kernel": frozenset(
-        (*("call", "launches", "products", "block_products", "steps", "block_steps", "bytes", "flop", "input", "output", "weight"),
-         *("workspace", "packing", "odd_rows", "odd_volumes", "short_rows", "output_last", "input_last", "odd_out_channels"),
-         *("odd_in_channels", "products_last", "bytes_last", "bytes_odd_volumes"))
+        "call launches products block_products steps block_steps bytes flop input output weight workspace packing odd_rows odd_volumes "
+        "short_rows output_last input_last odd_out_channels odd_in_channels products_last bytes_last bytes_odd_volumes".split()
     ),
     "library": frozenset(
-        (*("call", "flop", "filled_flop", "depthwise_flop", "grouped_flop", "patch_flop", "dense_flop", "dilated_flop", "sum", "input"),
-         *("output", "weight", "odd_rows", "odd_out_channels", "odd_in_channels"))
+        "call flop filled_flop depthwise_flop grouped_flop patch_flop dense_flop dilated_flop sum input output weight odd_rows "
+        "odd_out_channels odd_in_channels".split()
     ),
-}  # fmt: skip
+}
 TRAITS = {
     "kernel": frozenset(
-        (*("in_channels", "out_channels", "taps", "residues", "row", "groups", "last", "last_in_channels", "last_out_channels"),
-         *("flop", "products", "bytes"))
+        "in_channels out_channels taps residues row groups last last_in_channels last_out_channels flop products bytes".split()
     ),
     "library": frozenset(
-        (*("in_channels", "out_channels", "taps", "residues", "row", "voxels", "groups", "grouped", "depthwise", "odd_in_channels"),
-         *("odd_out_channels", "patch", "dense", "dilated", "uneven", "flop", "bytes"))
+        "in_channels out_channels taps residues row voxels groups grouped depthwise odd_in_channels odd_out_channels patch dense dilated "
+        "uneven flop bytes".split()
     ),
-}  # fmt: skip
+}
 
 
 def _numels(pass_name: str, problem: Problem) -> tuple[int, int, int]:
@@ -378,7 +376,14 @@ class Costs:
         return [number for *_, number in sorted(order)]
 
     def predictions(
-        self, kernel: Kernel, problem: Problem, instance: str, question: tuning.Question, packed: bool, arch: str | None, limits: Limits | None
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        instance: str,
+        question: tuning.Question,
+        packed: bool,
+        arch: str | None,
+        limits: Limits | None,
     ) -> Iterator[Prediction]:
         """Yield each configuration of a kernel's instance that is known and can do a problem, with its prediction."""
         wanted = [(kernel.name, instance), *([(kernel.name, ALIKE[instance])] if instance in ALIKE else [])]
@@ -405,7 +410,9 @@ class Costs:
             ms = cost.coefficients.milliseconds(terms, traits, MOST_CORRECTION["kernel"]) * math.exp(configuration.offset)
             yield Prediction(one, instance, ms, True)
 
-    def library_ms(self, question: tuning.Question, problem: Problem, arch: str | None, limits: Limits | None) -> tuple[float, float] | None:
+    def library_ms(
+        self, question: tuning.Question, problem: Problem, arch: str | None, limits: Limits | None
+    ) -> tuple[float, float] | None:
         """Return what torch's own operator is predicted to take and what it takes when it is quick.
 
         None where no card of the architecture was swept: other cards have other algorithms. tf32x3 is compared with fp32.
@@ -416,7 +423,9 @@ class Costs:
             if cost is not None and self.cards[number].card.arch == arch:
                 card = self.cards[number].card.scaled(limits)
                 terms = library_terms(question.pass_name, problem, precision, question.layout, card)
-                ms = cost.coefficients.milliseconds(terms, library_traits(problem, precision, terms), MOST_CORRECTION["library"])
+                ms = cost.coefficients.milliseconds(
+                    terms, library_traits(problem, precision, terms), MOST_CORRECTION["library"]
+                )
                 return ms, ms * cost.low
         return None
 
@@ -463,67 +472,35 @@ def _rounded(value: object) -> object:
 
 def _card_costs(value: object, where: str) -> CardCosts:
     """Return a card's costs with every field of its type and in its range; raises DataError for any other."""
-    given = records.mapping(value, where)
-    if unknown := given.keys() - {"card", "kernels", "library"}:
-        raise DataError(f"{where}: unknown field {shown(sorted(map(str, unknown))[0])}")
-    card = records.make(Card, given.get("card"), f"{where}: card")
+    found = records.make(CardCosts, value, where)
+    card = found.card
     records.within(card.multiprocessors, 1, 10**6, f"{where}: card: multiprocessors")
+    if "fp32" not in card.gemm_flop_per_s:
+        raise DataError(f"{where}: card: gemm_flop_per_s: has no fp32")
     rates = {f"gemm_flop_per_s.{name}": rate for name, rate in card.gemm_flop_per_s.items()}
     for name, rate in {"copy_bytes_per_s": card.copy_bytes_per_s, **rates}.items():
         records.within(rate, 1.0, 1e20, f"{where}: card: {name}")
-    if "fp32" not in card.gemm_flop_per_s:
-        raise DataError(f"{where}: card: gemm_flop_per_s: has no fp32")
-    for name, number in (("clock_hz", card.clock_hz), ("memory_bytes_per_s", card.memory_bytes_per_s)):
-        records.within(number, 0.0, 1e20, f"{where}: card: {name}")
-    kernels, library = (records.sequence(given.get(name), f"{where}: {name}") for name in ("kernels", "library"))
-    return CardCosts(
-        card,
-        tuple(_kernel_cost(one, f"{where}: kernel {number}") for number, one in enumerate(kernels, 1)),
-        tuple(_library_cost(one, f"{where}: library {number}") for number, one in enumerate(library, 1)),
-    )
+    for name, rate in (("clock_hz", card.clock_hz), ("memory_bytes_per_s", card.memory_bytes_per_s)):
+        records.within(rate, 0.0, 1e20, f"{where}: card: {name}")
+    for number, one in enumerate(found.kernels):
+        place = f"{where}: kernels[{number}]"
+        records.one_of(one.instance, DTYPES, f"{place}: instance")
+        _check(one.coefficients, "kernel", f"{place}: coefficients")
+        for configuration in one.configurations:
+            records.within(configuration.offset, -MOST, MOST, f"{place}: offset")
+    for number, case in enumerate(found.library):
+        place = f"{where}: library[{number}]"
+        for name, known_names in (("pass_name", PASSES), ("precision", DTYPES), ("layout", LAYOUTS)):
+            records.one_of(getattr(case, name), known_names, f"{place}: {name}")
+        records.within(case.low, 0.0, 1.0, f"{place}: low")
+        _check(case.coefficients, "library", f"{place}: coefficients")
+    return found
 
 
-def _kernel_cost(value: object, where: str) -> KernelCost:
-    given = dict(records.mapping(value, where))
-    given["coefficients"] = _coefficients(given.get("coefficients"), "kernel", f"{where}: coefficients")
-    listed = records.sequence(given.get("configurations"), f"{where}: configurations")
-    given["configurations"] = tuple(records.make(Configuration, one, f"{where}: configuration {n}") for n, one in enumerate(listed, 1))
-    for one in given["configurations"]:
-        records.within(one.offset, -MOST, MOST, f"{where}: offset")
-        for name, number in one.tunables.items():
-            records.within(number, 0, MOST_TUNABLE, f"{where}: tunables.{name}")
-    records.one_of(given.get("instance"), DTYPES, f"{where}: instance")
-    return _made(KernelCost, given, where)
-
-
-def _library_cost(value: object, where: str) -> LibraryCost:
-    given = dict(records.mapping(value, where))
-    given["coefficients"] = _coefficients(given.get("coefficients"), "library", f"{where}: coefficients")
-    for name, known_names in (("pass_name", PASSES), ("precision", DTYPES), ("layout", LAYOUTS)):
-        records.one_of(given.get(name), known_names, f"{where}: {name}")
-    given["low"] = records.typed(given.get("low"), float, f"{where}: low")
-    records.within(given["low"], 0.0, 1.0, f"{where}: low")
-    return _made(LibraryCost, given, where)
-
-
-def _made(kind: type, given: Mapping[str, object], where: str) -> KernelCost | LibraryCost:  # type: ignore[return]
-    names = set(kind.__dataclass_fields__)
-    if missing := names - given.keys():
-        raise DataError(f"{where}: field {sorted(missing)[0]!r} is missing")
-    if unknown := given.keys() - names:
-        raise DataError(f"{where}: unknown field {shown(sorted(map(str, unknown))[0])}")
-    if "kernel" in names:
-        records.typed(given["kernel"], str, f"{where}: kernel")
-    return kind(**given)  # type: ignore[no-any-return]
-
-
-def _coefficients(value: object, of: str, where: str) -> Coefficients:
-    found = records.make(Coefficients, value, where)
+def _check(found: Coefficients, of: str, where: str) -> None:
+    """Raise DataError unless terms and traits are known, and the numbers in their range."""
     for table, numbers, names in (("terms", found.terms, TERMS[of]), ("traits", found.traits, TRAITS[of])):
         for name, number in numbers.items():
             records.one_of(name, names, f"{where}: {table}")
             records.within(number, 0.0 if table == "terms" else -MOST, MOST, f"{where}: {table}.{name}")
     records.within(found.constant, -MOST, MOST, f"{where}: constant")
-    return found
-
-

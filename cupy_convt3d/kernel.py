@@ -52,6 +52,7 @@ SCALARS: dict[str, np.dtype] = {
     "double": np.dtype(np.float64),
 }
 
+_LEAST, _MOST = ({t: int(getattr(np.iinfo(t), end)) for t in SCALARS.values() if t.kind in "iu"} for end in ("min", "max"))
 # Each of these takes time in proportion to the text: what may repeat is followed by what it cannot be.
 _DECLARATION = re.compile(r"/\*\s*convt3d[ \t]*\n")
 _BRACKETS = r"\((?:[^(){};]|\((?:[^(){};]|\((?:[^(){};]|\([^(){};]*\))*\))*\))*\)"
@@ -380,7 +381,7 @@ class Kernel:
         assert scalar is not None
         if isinstance(value, tuple):
             raise KernelError(f"{self.name}: parameter {parameter.name}={value}: must be a number; pass its axes one by one")
-        if scalar.kind in "iu" and not np.iinfo(scalar).min <= value <= np.iinfo(scalar).max:
+        if scalar.kind in "iu" and not _LEAST[scalar] <= value <= _MOST[scalar]:
             raise KernelError(f"{self.name}: {parameter.name}={value} does not fit its parameter type {scalar.name}")
         return value
 

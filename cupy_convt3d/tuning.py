@@ -326,7 +326,9 @@ def _lookup(
         try:
             kernel = fitted(kernel, entry)
         except KernelError as error:
-            warnings.warn(f"an entry of the tuning database for {entry.problem} was ignored: {error}", CacheWarning, stacklevel=2)
+            warnings.warn(
+                f"an entry of the tuning database for {entry.problem} was ignored: {error}", CacheWarning, stacklevel=2
+            )
             continue
         if kernel.why_not(problem, entry.instance, arch, limits) or kernel.why_spreads_nan(problem, entry.instance):
             continue

@@ -91,7 +91,9 @@ class Arguments:
             strides = tensor.strides if tensor else (0,) * 5
             return _View(tensor.pointer if tensor else None, (ctypes.c_longlong * 5)(*strides))
         if tensor is not None and not tensor.is_contiguous:
-            raise KernelError(f"{launch.symbol}: {parameter.name} is passed as a pointer and must be contiguous (a View takes strides)")
+            raise KernelError(
+                f"{launch.symbol}: {parameter.name} is passed as a pointer and must be contiguous (a View takes strides)"
+            )
         return ctypes.c_void_p(tensor.pointer if tensor else None)
 
 
@@ -218,7 +220,9 @@ class Prepared:
         CompileError, BackendError: as the backend says.
     """
 
-    def __init__(self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef]) -> None:
+    def __init__(
+        self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef]
+    ) -> None:
         if reason := backend.why_not(kernel, problem, dtype):
             raise KernelError(reason)
         plan = kernel.plan(problem, dtype, backend.multiprocessors)
@@ -229,7 +233,9 @@ class Prepared:
         launches = [(launch, Arguments(launch, problem, refs)) for launch in plan.launches if 0 not in launch.grid]
         self.packs = tuple(launch.packs for launch, _ in launches if launch.packs is not None)
         # By the workspaces that are kept from an earlier call.
-        self._steps = {kept: in_order((one for one in launches if one[0].packs not in kept), self.workspace) for kept in ((), self.packs)}
+        self._steps = {
+            kept: in_order((one for one in launches if one[0].packs not in kept), self.workspace) for kept in ((), self.packs)
+        }
         self._addresses = [
             (parameter.name, value)
             for launch, arguments in launches

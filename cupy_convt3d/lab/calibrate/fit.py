@@ -6,6 +6,7 @@ on which configuration it is, takes what is left. What is much slower than the b
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,20 +20,27 @@ from ...dtypes import DTYPES, allowed_instances
 from ...errors import KernelError
 from ...kernel import Kernel
 from ...problem import Problem
-from ...tuning import LIBRARY, configured
+from ...tuning import LAYOUTS, LIBRARY, configured
 from .sweep import Sample, Sweep
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
+PRECISIONS = ("fp32", "tf32", "tf32x3", "bf16", "fp16")
 RIDGE = 20.0
 FEWEST = 4  # layers that a kernel's instance, or torch's operator, is fitted to
 FOLDS = 6
 ROUNDS = 6  # of reweighting
 HUBER = 0.3  # errors of the logarithm beyond which a sample counts for less
 LOW = 0.1  # of held-out layers torch's operator is quicker than `LibraryCost.low` says
-STRANGE = 3.5  # times as long in NCDHW as in channels_last: a stall of the host was timed, or an algorithm that nobody can rely on
+STRANGE = (
+    3.5  # times as long in NCDHW as in channels_last: a stall of the host was timed, or an algorithm that nobody can rely on
+)
 SMALL = 1e-4  # coefficients below it are left out
 MOST_CONFIGURATIONS, GAIN = 3, 0.01  # of an instance that are kept; what one more has to bring, of the logarithm of the time
+
+
+# By precision, layout and layer: the regret of the kernel taken, what auto takes (below 0: torch's operator), torch's operator, in ms.
+_Found = dict[tuple[str, str, str], tuple[float, float, float | None]]
 
 
 class Row(NamedTuple):
@@ -55,7 +63,6 @@ class HeldOut:
     Attributes:
         layers: how many.
         regret, regret_95: of the kernel and configuration taken, over the best that was swept: geometric mean, 95th percentile.
-        torch_regret: of the kernel that the best prediction would be with torch's operator among the candidates; geometric mean.
         speedup, worst, losses: torch / auto: geometric mean, least, and the share of layers below 0.95.
     """
 
@@ -64,7 +71,6 @@ class HeldOut:
     layers: int
     regret: float
     regret_95: float
-    total_regret: float
     speedup: float
     worst: float
     losses: float
@@ -84,17 +90,20 @@ def fit(sweep: Sweep, kernels: Mapping[str, Kernel]) -> CardCosts:
     return CardCosts(sweep.card, tuple(costs), tuple(library))
 
 
-def held_out(sweep: Sweep, kernels: Mapping[str, Kernel], precisions: Sequence[str]) -> list[HeldOut]:
-    """Return how "auto" would have chosen for each layer by coefficients that were fitted without it; whole layers are held out."""
+def held_out(sweep: Sweep, kernels: Mapping[str, Kernel], precisions: Sequence[str] = PRECISIONS) -> list[HeldOut]:
+    """Return how "auto" would have chosen for each layer by coefficients that were fitted without it; whole layers are held out.
+
+    A precision and layout of which the sweep has nothing is left out.
+    """
     layers = sorted({sample.problem for sample in sweep.samples})
     order = np.random.default_rng(0).permutation(len(layers))
     fold = {layers[number]: place % FOLDS for place, number in enumerate(order)}
-    found: dict[tuple[str, str, str], list[tuple[float, float, float | None]]] = {}
+    found: _Found = {}
     for held in range(FOLDS):
         others = replace(sweep, samples=tuple(one for one in sweep.samples if fold[one.problem] != held))
         own = replace(sweep, samples=tuple(one for one in sweep.samples if fold[one.problem] == held))
         _judge(fit(others, kernels), own, kernels, precisions, found)
-    return [_summary(precision, layout, found) for precision in precisions for layout in dict.fromkeys(key[1] for key in found)]
+    return [_summary(*key, found) for key in itertools.product(precisions, LAYOUTS) if any(one[:2] == key for one in found)]
 
 
 def _judge(
@@ -102,7 +111,7 @@ def _judge(
     sweep: Sweep,
     kernels: Mapping[str, Kernel],
     precisions: Sequence[str],
-    found: dict[tuple[str, str, str], list[tuple[float, float, float | None]]],
+    found: _Found,
 ) -> None:
     """Add, for each question and layer, the time of what is taken, of the best, and torch's; by precision, layout and layer."""
     known = {(one.kernel, one.instance): one for one in costs.kernels}
@@ -125,35 +134,21 @@ def _judge(
             ours = taken.sample.ms
             if rival is not None and cost_of is not None:
                 torch_ms = rival.sample.ms
-                low = cost_of.low * cost_of.coefficients.milliseconds(rival.terms, rival.traits, cost.MOST_CORRECTION["library"])
+                low = cost_of.low * cost_of.coefficients.milliseconds(
+                    rival.terms, rival.traits, cost.MOST_CORRECTION["library"]
+                )
                 if ms >= low:
                     ours = -torch_ms  # left to torch
-            found.setdefault((precision, layout, problem), []).append((taken.sample.ms / best, ours, torch_ms))
+            found[precision, layout, problem] = (taken.sample.ms / best, ours, torch_ms)
 
 
-def _summary(precision: str, layout: str, found: Mapping[tuple[str, str, str], list[tuple[float, float, float | None]]]) -> HeldOut:
-    own = [one for key, values in found.items() if key[:2] == (precision, layout) for one in values]
+def _summary(precision: str, layout: str, found: _Found) -> HeldOut:
+    own = [one for key, one in found.items() if key[:2] == (precision, layout)]
     regrets = np.array([regret for regret, _, _ in own])
-    pairs = [(regret, ours, torch) for regret, ours, torch in own if torch is not None]
-    ratios = np.array([torch / abs(ours) for _, ours, torch in pairs])
-    bests = np.array([min(torch, _kernel_ms(regret, ours, torch)) for regret, ours, torch in pairs])
-    total = np.array([abs(ours) for _, ours, _ in pairs]) / bests if pairs else np.ones(0)
-    return HeldOut(
-        precision,
-        layout,
-        len(own),
-        _mean(regrets),
-        float(np.quantile(regrets, 0.95)) if own else 1.0,
-        _mean(total),
-        _mean(ratios),
-        float(ratios.min()) if pairs else 1.0,
-        float((ratios < 0.95).mean()) if pairs else 0.0,
-    )
-
-
-def _kernel_ms(regret: float, ours: float, torch: float) -> float:
-    """Return the best kernel's time where a kernel was taken; torch's where it was left to torch."""
-    return ours / regret if ours > 0 else torch
+    ratios = np.array([torch / abs(ours) for _, ours, torch in own if torch is not None])
+    losses = float((ratios < 0.95).mean()) if len(ratios) else 0.0
+    worst = float(ratios.min()) if len(ratios) else 1.0
+    return HeldOut(precision, layout, len(own), _mean(regrets), float(np.quantile(regrets, 0.95)), _mean(ratios), worst, losses)
 
 
 def _mean(values: Array) -> float:
@@ -187,7 +182,9 @@ def _by_kernel(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def _by_question(sweep: Sweep) -> dict[tuple[str, str, str], list[Row]]:
     """Return the rows of torch's operator by pass, precision and layout."""
-    last = {(one.problem, one.instance): one.ms for one in sweep.samples if one.kernel == LIBRARY and one.layout == "channels_last"}
+    last = {
+        (one.problem, one.instance): one.ms for one in sweep.samples if one.kernel == LIBRARY and one.layout == "channels_last"
+    }
     found: dict[tuple[str, str, str], list[Row]] = {}
     for sample in sweep.samples:
         if sample.kernel != LIBRARY:
@@ -269,7 +266,9 @@ def _predicted(known: Mapping[tuple[str, str], KernelCost], row: Row) -> float |
     found = known.get((row.sample.kernel, row.sample.instance))
     if found is None:
         return None
-    offset = next((one.offset for one in found.configurations if tuple(sorted(one.tunables.items())) == row.configuration), None)
+    offset = next(
+        (one.offset for one in found.configurations if tuple(sorted(one.tunables.items())) == row.configuration), None
+    )
     if offset is None:
         return None
     return found.coefficients.milliseconds(row.terms, row.traits, cost.MOST_CORRECTION["kernel"]) * math.exp(offset)
