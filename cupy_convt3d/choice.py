@@ -140,7 +140,7 @@ class Automatic:
         flop = f"{LAUNCH_BOUND_FLOP} FLOP ({HOST_BOUND_FLOP} on a CPU)"
         limits = f"at most {flop}, {LAUNCH_BOUND_BYTES} bytes and {LAUNCH_BOUND_PRODUCTS} products a sum"
         small = [f"costs its launch and little more: {limits}"] if self.launch_bound else []
-        return ("database: nothing for this problem", *small, *map(str, self.candidates))
+        return ("database: nothing for this problem", *small)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from .errors import BackendError, DataError, KernelError, ProblemError, printabl
 from .kernel import Kernel
 from .lab.progress import progress_bar
 from .problem import PASSES, Problem
+from .tuning import Question, measured
 
 if TYPE_CHECKING:
     from .backends.base import Backend
@@ -411,6 +412,9 @@ def _why_auto(problem: Problem, backend: Backend) -> Iterator[str]:
                 else:
                     assert taken.kernel is not None
                     answers[layout] = [f"{taken.kernel.name} [{taken.instance}]", *taken.steps]
+                    answers[layout] += _candidates(
+                        problem, backend, Question(backend.device_name, pass_name, precision, layout)
+                    )
                     if reason := taken.left_to_torch:
                         answers[layout].append(f"torch's CUDA tensors, unless backend=\"cuda\": torch's own operator, {reason}")
             if len(set(map(tuple, answers.values()))) == 1:
@@ -418,6 +422,16 @@ def _why_auto(problem: Problem, backend: Backend) -> Iterator[str]:
             for layout, (found, *steps) in answers.items():
                 yield f"  {pass_name} {precision}{layout and ' '}{layout}: {found}"
                 yield from (f"    {step}" for step in steps)
+
+
+def _candidates(problem: Problem, backend: Backend, question: Question) -> Iterator[str]:
+    """Yield what each kernel that can do a problem is predicted to take, and what it took where it was measured."""
+    from .choice import candidates
+
+    known = measured(question, problem, False, backend.arch)
+    for one in candidates(question, problem, False, backend.arch, backend.limits):
+        took, device = known.get(one.kernel.name, (None, ""))
+        yield f"{one}{'' if took is None else f', at its best {took:.4g} ms measured on {device}'}"
 
 
 def _facts() -> Iterator[tuple[str, str]]:

@@ -219,6 +219,16 @@ def lookup(
     return next((answer for answer in answers if answer is not None), None)
 
 
+def measured(question: Question, problem: Problem, packed: bool, arch: str | None) -> dict[str, tuple[float, str]]:
+    """Return what each kernel took at its best for this very problem, in ms, and on which card: this one, or another of its architecture."""
+    found: dict[str, tuple[float, str]] = {}
+    for device in dict.fromkeys((question.device, *MEASURED.get(arch or "", ()))):
+        for path, mark in state():
+            for entry in _loaded(path, mark).of(question._replace(device=device), problem):
+                found.setdefault(entry.kernel, (entry.milliseconds(packed), device))
+    return found
+
+
 def state() -> tuple[tuple[str, tuple[int, int] | None], ...]:
     """Return the database's files with their times and sizes: while it is the same, so are the answers."""
     return tuple((path, stamp(path)) for path in (_user_path(*_variables()), str(SHIPPED)))

@@ -8,8 +8,8 @@ from pathlib import Path
 from ...cost import CardCosts, Costs
 from ...errors import DataError
 from ...kernel import Kernel
-from .fit import HeldOut, fit, held_out
-from .sweep import Sample, Sweep, sweep
+from .coefficients import HeldOut, fit, held_out
+from .samples import Sample, Sweep, sweep
 
 __all__ = ["HeldOut", "Sample", "Sweep", "calibrate", "fit", "held_out", "joined", "line", "sweep"]
 

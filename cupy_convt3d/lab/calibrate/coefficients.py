@@ -21,7 +21,7 @@ from ...errors import KernelError
 from ...kernel import Kernel
 from ...problem import Problem
 from ...tuning import LAYOUTS, LIBRARY, configured
-from .sweep import Sample, Sweep
+from .samples import Sample, Sweep
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
