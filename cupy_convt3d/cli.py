@@ -102,26 +102,20 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
     check.add_argument("--examples", type=_count, default=200, help="examples drawn at random for each kernel (default 200)")
     check.add_argument("--dtype", action="append", choices=tuple(DTYPES), help="may be repeated; default: all of the kernel's")
-    check.add_argument(
-        "--seed", type=_count, default=0, help="of the search, the one example of --problem, or the population (default 0)"
-    )
+    check.add_argument("--seed", type=_count, default=0, help="of the search, the one example of --problem, or the population (default 0)")
     check.add_argument("--sanitize", choices=("address", "undefined", "thread"), help="host backend only")
     only = check.add_mutually_exclusive_group()
     only.add_argument("--problem", type=_problem, metavar="NAME", help="check this one only, such as n1_c1to2_i3_k3_s2")
     only.add_argument("--suite", choices=(POPULATION,), help="check drawn layers only, scaled down for the NumPy reference")
     check.add_argument("--count", type=_positive_count, default=COUNT, help=f"layers of the population (default {COUNT})")
     check.add_argument("--kind", action="append", choices=_KINDS, help="default: all")
-    check.add_argument(
-        "--tunable", action="append", type=_tunable, metavar="NAME=VALUE", help="in place of the source's default"
-    )
+    check.add_argument("--tunable", action="append", type=_tunable, metavar="NAME=VALUE", help="in place of the source's default")
     check.add_argument("--time-limit", type=_positive, default=10.0, metavar="S", help=_TIME_LIMIT)
     check.add_argument("--in-process", action="store_true", help="no child process, for compute-sanitizer, ncu or a debugger")
     _add_sandbox(check)
     check.set_defaults(command=_check)
 
-    fuzz = commands.add_parser(
-        "fuzz", help="run random examples without end, in child processes, and keep what fails in a file"
-    )
+    fuzz = commands.add_parser("fuzz", help="run random examples without end, in child processes, and keep what fails in a file")
     fuzz.add_argument("kernels", nargs="*", metavar="NAME|FILE.cu", help="registered kernels or files; none: all registered")
     fuzz.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
     fuzz.add_argument("--minutes", type=_positive, help="stop after so long; default: at Ctrl-C")
@@ -130,11 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     fuzz.add_argument("--workers", type=_positive_count, help="child processes; default: one to a core, one on a GPU")
     fuzz.add_argument("--sanitize", choices=("address", "undefined", "thread"), help="host backend only")
     fuzz.add_argument(
-        "--findings",
-        type=Path,
-        default=Path("findings.jsonl"),
-        metavar="FILE",
-        help="go on with this file (default findings.jsonl)",
+        "--findings", type=Path, default=Path("findings.jsonl"), metavar="FILE", help="go on with this file (default findings.jsonl)"
     )
     fuzz.add_argument("--replay", action="store_true", help="run what the file holds once more, and stop")
     _add_sandbox(fuzz)
@@ -143,18 +133,12 @@ def _parser() -> argparse.ArgumentParser:
     mutants = commands.add_parser("mutants", help="change one thing at a time in kernels, and see whether the check notices")
     mutants.add_argument("kernels", nargs="*", metavar="NAME|FILE.cu", help="registered kernels or files; none: all registered")
     mutants.add_argument("--workers", type=_positive_count, help="child processes; default: one to a core")
-    mutants.add_argument(
-        "--sample", type=_positive_count, metavar="N", help="about so many of each kernel, spread over the file"
-    )
+    mutants.add_argument("--sample", type=_positive_count, metavar="N", help="about so many of each kernel, spread over the file")
     mutants.add_argument("--explained", type=Path, metavar="FILE", help="why some mutants need not be killed (TOML)")
     mutants.add_argument("--kept", type=Path, metavar="FILE.jsonl", help="keep verdicts here, and judge only what is new")
     mutants.add_argument("--kept-only", action="store_true", help="judge nothing: report what --kept has")
-    mutants.add_argument(
-        "--scores", type=Path, metavar="FILE.json", help="put the scores into this file, beside other kernels'"
-    )
-    mutants.add_argument(
-        "--plants", type=Path, metavar="FOLDER", help="judge the mistakes described there instead, by the whole check"
-    )
+    mutants.add_argument("--scores", type=Path, metavar="FILE.json", help="put the scores into this file, beside other kernels'")
+    mutants.add_argument("--plants", type=Path, metavar="FOLDER", help="judge the mistakes described there instead, by the whole check")
     mutants.set_defaults(command=_mutants)
 
     info = commands.add_parser("info", help="versions, devices, cache directory, registered kernels")
@@ -168,15 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="time kernels against cuDNN on named problems, and write JSON")
     _add_measured(bench)
     bench.add_argument("--against", type=_names, metavar="RIVAL,...", help="cudnn, torch (its own CUDA kernels); '': none")
-    bench.add_argument(
-        "--out", type=Path, metavar="FILE.json", help="of the results; until they are complete FILE.json.partial"
-    )
-    bench.add_argument(
-        "--minutes", type=_positive, help="of a population: begin nothing new after so long; the same command goes on"
-    )
-    bench.add_argument(
-        "--regret", type=_count, default=0, metavar="K", help="of a population: search all kernels for its first K layers"
-    )
+    bench.add_argument("--out", type=Path, metavar="FILE.json", help="of the results; until they are complete FILE.json.partial")
+    bench.add_argument("--minutes", type=_positive, help="of a population: begin nothing new after so long; the same command goes on")
+    bench.add_argument("--regret", type=_count, default=0, metavar="K", help="of a population: search all kernels for its first K layers")
     bench.set_defaults(command=_bench)
 
     tune = commands.add_parser("tune", help="search kernels' configurations, and keep the best for algorithm='auto'")
@@ -214,24 +192,16 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.set_defaults(command=_calibrate)
 
     kernelbench = commands.add_parser("kernelbench", help="check and time KernelBench-style files: ModelNew against Model")
-    kernelbench.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs"
-    )
-    kernelbench.add_argument(
-        "--fuzz", type=_count, nargs="?", const=200, default=0, metavar="N", help="draw N other problems (200)"
-    )
+    kernelbench.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs")
+    kernelbench.add_argument("--fuzz", type=_count, nargs="?", const=200, default=0, metavar="N", help="draw N other problems (200)")
     kernelbench.add_argument("--seed", type=_count, default=0, help="of the fresh inputs and the draws (default 0)")
-    kernelbench.add_argument(
-        "--time-limit", type=_finite, default=600.0, metavar="S", help="seconds for each file (default 600)"
-    )
+    kernelbench.add_argument("--time-limit", type=_finite, default=600.0, metavar="S", help="seconds for each file (default 600)")
     kernelbench.set_defaults(command=_kernelbench)
     return parser
 
 
 def _add_sandbox(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--sandbox", action="store_true", help="no network, home directory or other processes for a kernel's host code"
-    )
+    parser.add_argument("--sandbox", action="store_true", help="no network, home directory or other processes for a kernel's host code")
 
 
 def _add_measured(parser: argparse.ArgumentParser) -> None:
@@ -244,12 +214,8 @@ def _add_measured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_count, default=0, help="of --suite population, drawn layers (default 0)")
     parser.add_argument("--count", type=_positive_count, default=COUNT, help=f"of its layers (default {COUNT})")
     parser.add_argument("--pass", type=_names, dest="passes", default=["fprop"], metavar="PASS,...", help="default: fprop")
-    parser.add_argument(
-        "--precision", type=_names, default=["fp32"], metavar="NAME,...", help=f"of {', '.join(DTYPES)}; ieee is fp32"
-    )
-    parser.add_argument(
-        "--layout", type=_names, default=["ncdhw"] if tuning else None, metavar="NAME,...", help="ncdhw, channels_last"
-    )
+    parser.add_argument("--precision", type=_names, default=["fp32"], metavar="NAME,...", help=f"of {', '.join(DTYPES)}; ieee is fp32")
+    parser.add_argument("--layout", type=_names, default=["ncdhw"] if tuning else None, metavar="NAME,...", help="ncdhw, channels_last")
     every, text = ("all", "default: all") if tuning else ("auto", "or all; default: auto, what algorithm='auto' takes")
     parser.add_argument("--kernels", type=_names, default=[every], metavar="NAME|FILE.cu,...", help=text)
     parser.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
@@ -416,7 +382,7 @@ def _why_auto(problem: Problem, backend: Backend) -> Iterator[str]:
                         problem, backend, Question(backend.device_name, pass_name, precision, layout)
                     )
                     if reason := taken.left_to_torch:
-                        answers[layout].append(f"torch's CUDA tensors, unless backend=\"cuda\": torch's own operator, {reason}")
+                        answers[layout].append(f'torch\'s CUDA tensors, unless backend="cuda": torch\'s own operator, {reason}')
             if len(set(map(tuple, answers.values()))) == 1:
                 answers = {"": answers["ncdhw"]}
             for layout, (found, *steps) in answers.items():
@@ -502,9 +468,7 @@ def _survey(options: argparse.Namespace, layouts: list[str], kernels: str | list
     from .lab.bench.survey import Survey, survey
 
     if options.suite != [POPULATION]:
-        raise ProblemError(
-            f"--suite {','.join(options.suite)}: population is measured as calls, the others as kernels; name it alone"
-        )
+        raise ProblemError(f"--suite {','.join(options.suite)}: population is measured as calls, the others as kernels; name it alone")
     if options.against is not None:
         raise ProblemError("--against: a population is measured against torch as it is by default")
     measured = (options.passes, options.precision, layouts, kernels)
@@ -630,12 +594,7 @@ def _kernelbench(options: argparse.Namespace) -> int:
             limit = f"for at most {options.time_limit:g} s"
             print(f"{name}: running its code as it is, with your rights, in a child process {limit}", flush=True)
             verdict = kernelbench.examine(
-                reference,
-                candidate,
-                time_limit_s=options.time_limit,
-                fuzz=options.fuzz,
-                seed=options.seed,
-                supervisor=supervisor,
+                reference, candidate, time_limit_s=options.time_limit, fuzz=options.fuzz, seed=options.seed, supervisor=supervisor
             )
             print(printable(str(verdict)), flush=True)
             verdicts.append(verdict)

@@ -277,23 +277,27 @@ def library_traits(problem: Problem, precision: str, terms: Mapping[str, float])
     }
 
 
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 TERMS = {  # the names that a file may have
-    "kernel": frozenset(
+    "kernel": _names(
         "call launches products block_products steps block_steps bytes flop input output weight workspace packing odd_rows odd_volumes "
-        "short_rows output_last input_last odd_out_channels odd_in_channels products_last bytes_last bytes_odd_volumes".split()
+        "short_rows output_last input_last odd_out_channels odd_in_channels products_last bytes_last bytes_odd_volumes"
     ),
-    "library": frozenset(
+    "library": _names(
         "call flop filled_flop depthwise_flop grouped_flop patch_flop dense_flop dilated_flop sum input output weight odd_rows "
-        "odd_out_channels odd_in_channels".split()
+        "odd_out_channels odd_in_channels"
     ),
 }
 TRAITS = {
-    "kernel": frozenset(
-        "in_channels out_channels taps residues row groups last last_in_channels last_out_channels flop products bytes".split()
+    "kernel": _names(
+        "in_channels out_channels taps residues row groups last last_in_channels last_out_channels flop products bytes"
     ),
-    "library": frozenset(
+    "library": _names(
         "in_channels out_channels taps residues row voxels groups grouped depthwise odd_in_channels odd_out_channels patch dense dilated "
-        "uneven flop bytes".split()
+        "uneven flop bytes"
     ),
 }
 

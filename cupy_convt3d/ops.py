@@ -21,9 +21,7 @@ from .problem import Problem
 
 Size = int | Sequence[int]
 
-_torch_layer: Any = (
-    None  # the module, once it is loaded: a look-up in the import system takes longer, and disturbs torch.compile
-)
+_torch_layer: Any = None  # the module, once it is loaded: a look-up in the import system takes longer, and disturbs torch.compile
 
 
 def conv_transpose3d(

@@ -220,7 +220,7 @@ def lookup(
 
 
 def measured(question: Question, problem: Problem, packed: bool, arch: str | None) -> dict[str, tuple[float, str]]:
-    """Return what each kernel took at its best for this very problem, in ms, and on which card: this one, or another of its architecture."""
+    """Return what each kernel took at its best for this very problem, in ms, and on which card: this, or another of its architecture."""
     found: dict[str, tuple[float, str]] = {}
     for device in dict.fromkeys((question.device, *MEASURED.get(arch or "", ()))):
         for path, mark in state():
@@ -327,7 +327,7 @@ def _lookup(
     stamps: tuple[tuple[str, tuple[int, int] | None], ...],
 ) -> Tuned | None:
     known = {kernel.name: kernel for kernel in kernels if kernel.deterministic or not deterministic}
-    entries = [entry for path, stamp in stamps for entry in _loaded(path, stamp).of(question, problem)]
+    entries = [entry for path, mark in stamps for entry in _loaded(path, mark).of(question, problem)]
     library_ms = next((entry.milliseconds(packed) for entry in entries if entry.kernel == LIBRARY), None)
     for entry in sorted(entries, key=lambda entry: entry.milliseconds(packed)):
         kernel = known.get(entry.kernel)
@@ -336,9 +336,7 @@ def _lookup(
         try:
             kernel = fitted(kernel, entry)
         except KernelError as error:
-            warnings.warn(
-                f"an entry of the tuning database for {entry.problem} was ignored: {error}", CacheWarning, stacklevel=2
-            )
+            warnings.warn(f"an entry of the tuning database for {entry.problem} was ignored: {error}", CacheWarning, stacklevel=2)
             continue
         if kernel.why_not(problem, entry.instance, arch, limits) or kernel.why_spreads_nan(problem, entry.instance):
             continue

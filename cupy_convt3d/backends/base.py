@@ -91,9 +91,7 @@ class Arguments:
             strides = tensor.strides if tensor else (0,) * 5
             return _View(tensor.pointer if tensor else None, (ctypes.c_longlong * 5)(*strides))
         if tensor is not None and not tensor.is_contiguous:
-            raise KernelError(
-                f"{launch.symbol}: {parameter.name} is passed as a pointer and must be contiguous (a View takes strides)"
-            )
+            raise KernelError(f"{launch.symbol}: {parameter.name} is passed as a pointer and must be contiguous (a View takes strides)")
         return ctypes.c_void_p(tensor.pointer if tensor else None)
 
 
@@ -178,11 +176,8 @@ class Backend(ABC):
     @property
     def limits(self) -> Limits | None:
         """What `Kernel.why_not` holds a plan against; None where no limit is known."""
-        return (
-            None
-            if self.shared_limit is None
-            else Limits(self.shared_limit, self.multiprocessors, self.clock_hz, self.memory_bytes_per_s)
-        )
+        more = (self.multiprocessors, self.clock_hz, self.memory_bytes_per_s)
+        return None if self.shared_limit is None else Limits(self.shared_limit, *more)
 
     def why_not(self, kernel: Kernel, problem: Problem, dtype: str) -> str | None:
         """Return the one sentence that says why a kernel cannot do a problem here, or None if it can."""
@@ -220,9 +215,7 @@ class Prepared:
         CompileError, BackendError: as the backend says.
     """
 
-    def __init__(
-        self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef]
-    ) -> None:
+    def __init__(self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef]) -> None:
         if reason := backend.why_not(kernel, problem, dtype):
             raise KernelError(reason)
         plan = kernel.plan(problem, dtype, backend.multiprocessors)
@@ -233,9 +226,7 @@ class Prepared:
         launches = [(launch, Arguments(launch, problem, refs)) for launch in plan.launches if 0 not in launch.grid]
         self.packs = tuple(launch.packs for launch, _ in launches if launch.packs is not None)
         # By the workspaces that are kept from an earlier call.
-        self._steps = {
-            kept: in_order((one for one in launches if one[0].packs not in kept), self.workspace) for kept in ((), self.packs)
-        }
+        self._steps = {kept: in_order((one for one in launches if one[0].packs not in kept), self.workspace) for kept in ((), self.packs)}
         self._addresses = [
             (parameter.name, value)
             for launch, arguments in launches
