@@ -529,7 +529,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         with progress_bar() as progress:
             sweeps = [sweep(meter, list(kernels.values()), options.keep, progress=progress, **settings)]
         print(f"Written: {options.keep}")
-    found = calibrate(sweeps, kernels, path)
+    found = calibrate(sweeps, kernels, path, library=not named)
     print(
         f"{found.card.device}: {len(found.kernels)} instances of kernels, torch's operator in {len(found.library)} cases. Held out:"
     )

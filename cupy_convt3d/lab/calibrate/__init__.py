@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ...cost import CardCosts, Costs
@@ -14,10 +15,10 @@ from .samples import Sample, Sweep, sweep
 __all__ = ["HeldOut", "Sample", "Sweep", "calibrate", "fit", "held_out", "joined", "line", "sweep"]
 
 
-def calibrate(sweeps: Sequence[Sweep], kernels: Mapping[str, Kernel], path: Path) -> CardCosts:
+def calibrate(sweeps: Sequence[Sweep], kernels: Mapping[str, Kernel], path: Path, *, library: bool = True) -> CardCosts:
     """Fit what sweeps of one card have of these kernels, and of torch's operator, and put it into the file of costs at `path`.
 
-    What the file has of other cards and kernels stays.
+    What the file has of other cards and kernels stays, and with `library` false what is known of torch's operator.
 
     Raises:
         DataError: the file is damaged, or the sweeps are of two cards.
@@ -25,6 +26,8 @@ def calibrate(sweeps: Sequence[Sweep], kernels: Mapping[str, Kernel], path: Path
     """
     known = Costs.read(path)
     found = fit(joined(sweeps), kernels)
+    if not library:
+        found = replace(found, library=())
     known.merged(found).save(path)
     return found
 

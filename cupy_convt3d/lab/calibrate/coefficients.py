@@ -27,7 +27,7 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 PRECISIONS = ("fp32", "tf32", "tf32x3", "bf16", "fp16")
 RIDGE = 20.0
-FEWEST = 4  # layers that a kernel's instance, or torch's operator, is fitted to
+FEWEST, FEWEST_OF_LIBRARY = 4, 20  # layers that a kernel's instance, and torch's operator, are fitted to
 FOLDS = 6
 ROUNDS = 6  # of reweighting
 HUBER = 0.3  # errors of the logarithm beyond which a sample counts for less
@@ -84,7 +84,7 @@ def fit(sweep: Sweep, kernels: Mapping[str, Kernel]) -> CardCosts:
     costs = [_kernel_cost(group, own, relevance) for group, own in grouped.items() if _layers(own) >= FEWEST]
     library = []
     for key, own in _by_question(sweep).items():
-        if _layers(own) >= FEWEST:
+        if _layers(own) >= FEWEST_OF_LIBRARY:
             found = np.log([held for _, held in _library_held_out(own)])
             library.append(LibraryCost(*key, _library_fit(own), float(min(1.0, math.exp(np.quantile(found, LOW))))))
     return CardCosts(sweep.card, tuple(costs), tuple(library))
@@ -115,7 +115,11 @@ def _judge(
 ) -> None:
     """Add, for each question and layer, the time of what is taken, of the best, and torch's; by precision, layout and layer."""
     known = {(one.kernel, one.instance): one for one in costs.kernels}
-    predicted = [(row, ms) for row in _rows(sweep, kernels) if (ms := _predicted(known, row)) is not None]
+    rows = list(_rows(sweep, kernels))
+    predicted = [(row, ms) for row in rows if (ms := _predicted(known, row)) is not None]
+    swept: dict[tuple[str, str], list[Sample]] = {}
+    for row in rows:
+        swept.setdefault((row.sample.problem, row.sample.layout), []).append(row.sample)
     library = {(one.precision, one.layout): one for one in costs.library}
     torch = {(row.sample.problem, *key[1:]): row for key, rows in _by_question(sweep).items() for row in rows}
     by_layer: dict[tuple[str, str], list[tuple[Row, float]]] = {}
@@ -127,7 +131,7 @@ def _judge(
             if not able:
                 continue
             taken, ms = min(able, key=lambda pair: pair[1])
-            best = min(row.sample.ms for row, _ in able)
+            best = min(one.ms for one in swept[problem, layout] if one.instance in allowed_instances(precision))
             rival = torch.get((problem, _rival(precision), layout))
             cost_of = library.get((_rival(precision), layout))
             torch_ms = None
