@@ -1,9 +1,10 @@
-"""Who computes a call: the backend, and with `algorithm="auto"` the kernel and the dtype it is compiled for.
+"""Who computes a call: the backend, and with `algorithm="auto"` the kernel, its configuration and the dtype it is compiled for.
 
-"auto" takes what `convt3d tune` found quickest for this problem, or for one near it, on this device, else on another card of its
-architecture. Where nothing was measured it takes the first kernel of `ORDER` that can do the problem, in the loosest arithmetic
-allowed. What spreads NaN (`Kernel.spreads_nan`) is not taken, since torch's operator does not. torch's CUDA tensors, for which torch has
-an operator of its own, go to a kernel only where it was measured to be the quicker. `convt3d info --why` shows these steps.
+"auto" takes what `convt3d tune` found quickest for this very problem on this device, else on another card of its architecture. Where
+nothing was measured it takes what is predicted to be the quickest (`cost`), in the loosest arithmetic allowed. What spreads NaN
+(`Kernel.spreads_nan`) is not taken, since torch's operator does not. torch's CUDA tensors, for which torch has an operator of its own,
+go to a kernel only where it was measured to be the quicker, or is predicted to be so against a quick call of that operator. `convt3d info
+--why` shows these steps.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-from . import architecture, registry, tuning
+from . import cost, registry, tuning
 from .arrays import Array, require_cupy
 from .backends.base import Backend
 from .dtypes import DTYPES, allowed_instances
@@ -27,45 +29,12 @@ from .tuning import Question, Tuned
 BACKENDS = ("cuda", "host", "torch")
 FP32_PRECISIONS = {"tf32": "tf32", "tf32x3": "tf32x3", "ieee": "fp32"}  # each with its instance, from loosest to strictest
 
-# The heuristic: kernels in the order in which they are tried. A key is a target, as in a declaration: a GPU has the order of the newest
-# that runs on it, so sm_86 and sm_120 have that of "sm_80", and "sm_90a" is Hopper's alone. The first that can do the problem is taken, in
-# the loosest of its instances that the precision allows. All are deterministic, and the last of each list takes every problem.
-_GROUPS = ("fprop_depthwise", "fprop_few_outputs", "fprop_grouped_mma", "fprop_grouped")
-_FEW = ("fprop_patch_split_k", "fprop_col2im")
-_PATCHES = ("fprop_patch_stationary", "fprop_patch_mma", "fprop_patch_channels_last_simt", "fprop_patch")
-_CUDA_CORES = ("fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather")
-_MMA = ("fprop_implicit_gemm_mma", *_CUDA_CORES)
-_WGMMA = ("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma")
-_FPROP = {
-    "host": ("fprop_patch", *_CUDA_CORES),  # what is cheap to run on a CPU
-    "sm_80": (*_GROUPS, *_FEW, *_PATCHES, *_MMA),
-    "sm_90a": (
-        *(*_GROUPS, *_FEW, "fprop_patch_channels_last", "fprop_patch_wgmma", *_PATCHES, *_WGMMA),
-        *("fprop_implicit_gemm_mma", "fprop_flattened_simt", *_CUDA_CORES),
-    ),
+# On a CPU, and where no costs are known: the first of these that can do the problem. The last takes every problem.
+ORDER = {
+    "fprop": ("fprop_patch", "fprop_implicit_gemm_simt", "fprop_tiled", "fprop_residue", "fprop_gather"),
+    "dgrad": ("dgrad_gather",),
+    "wgrad": ("wgrad_reduce",),
 }
-# Below it fprop_patch_split_k, on an H200 the quickest with 27 to 216 voxels (in channels_last below half of it: 27 and 54), and with
-# 432 by a tenth where it is tuned. fprop_patch_wgmma fills shared memory with weights first.
-FEW_VOXELS = 256
-# Up to it, from so many channels of a group on, fprop_col2im is the quickest: on an H100 with 64 to 1024 voxels, not with 2400 or 4096.
-FEW_WIDE_VOXELS, FEW_WIDE_CHANNELS = 1024, 64
-# From so many channels on (in channels_last half as many in 16 bits) a stride of 2 is quicker by fprop_implicit_gemm_wgmma than by
-# fprop_rolling_wgmma: on an H200 with 64, 128 and 256, not with 32 (in channels_last with 32 too; in TF32 with 128 and 256 on an H100).
-WIDE_CHANNELS = 64
-# With so many, fprop_stationary_wgmma is the quickest where it has room for the weights: on an H200 with 32 and 64, and with fewer out or
-# in where no more than twice the least go in.
-NARROW_CHANNELS = (16, 64)
-# From so many FLOP on fprop_flattened_simt is quicker than fprop_implicit_gemm_simt: on an H100 with 2.6e10 and more, not with 5.5e9 and
-# less. Its segments are images or parts of the depth, four of them.
-FLATTENED_FLOP, FLATTENED_SEGMENTS = 10**10, 4
-ORDER: dict[str, dict[str, tuple[str, ...]]] = {
-    "fprop": _FPROP,
-    "dgrad": dict.fromkeys(_FPROP, ("dgrad_gather",)),
-    "wgrad": dict.fromkeys(_FPROP, ("wgrad_reduce",)),
-}
-
-# By how much a kernel has to beat torch's operator on a problem near to one that was never measured, to be taken for that one.
-NEAR_MARGIN = 1.25
 
 # What costs its launch and little more on a GPU: 2**22 FLOP take the slowest plain kernel 14 us on an H100 (0.3 TFLOP/s), 1 MiB lies in
 # the L2 cache, and a sum may be one thread's work. Such a problem gets a kernel that packs nothing and is not compiled anew for each
@@ -76,7 +45,7 @@ NEAR_MARGIN = 1.25
 # through before that.
 LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**10
 HOST_BOUND_FLOP = 2**18
-_LAUNCH_BOUND = {"fprop": ("fprop_gather",), "dgrad": ("dgrad_gather",)}
+_LAUNCH_BOUND = {"fprop": "fprop_gather", "dgrad": "dgrad_gather"}
 
 
 def check_options(algorithm: object, fp32_precision: object, backend: object) -> None:
@@ -100,6 +69,28 @@ def is_launch_bound(problem: Problem, pass_name: str, itemsize: int, most_flop: 
     )
 
 
+class Candidate(NamedTuple):
+    """A kernel in its most promising configuration.
+
+    Attributes:
+        kernel: with its tunables set.
+        instance: the dtype it is compiled for.
+        ms: what it is predicted to take; None where nothing is predicted.
+        swept: whether the prediction's coefficients are the kernel's own.
+    """
+
+    kernel: Kernel
+    instance: str
+    ms: float | None = None
+    swept: bool = False
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name}={value}" for name, value in self.kernel.changed_tunables.items())
+        guessed = "" if self.swept else ", of a kernel that was never swept"
+        said = "" if self.ms is None else f": {self.ms:.4g} ms predicted{guessed}"
+        return f"{self.kernel.name} [{self.instance}]{values and ' '}{values}{said}"
+
+
 @dataclass(frozen=True)
 class Automatic:
     """What "auto" takes and why.
@@ -107,41 +98,49 @@ class Automatic:
     Attributes:
         kernel, instance: what runs, and the dtype it is compiled for; None and "" where no kernel can, and `choose` then raises.
         tuned: the database's answer; None where it has none.
-        launch_bound: whether the problem's smallness decided, else `ORDER` did; False where the database has an answer.
-        passed_over: why each kernel that comes earlier in `ORDER` was not taken.
+        launch_bound: whether the problem's smallness decided; False where the database has an answer.
+        candidates: the kernels that can do it, the most promising first; nothing where the database or smallness decided.
+        library: what torch's own operator is predicted to take in ms, and what it takes where it is quick; None where that is not known.
+        passed_over: why no kernel can do it.
     """
 
     kernel: Kernel | None
     instance: str
-    tuned: Tuned | None
-    launch_bound: bool
-    passed_over: tuple[str, ...]
+    tuned: Tuned | None = None
+    launch_bound: bool = False
+    candidates: tuple[Candidate, ...] = ()
+    library: tuple[float, float] | None = None
+    passed_over: tuple[str, ...] = ()
 
     @property
     def left_to_torch(self) -> str | None:
         """Why torch's own operator takes the call where it can be had; None where the kernel is the quicker."""
         if self.launch_bound:
             return "queueing torch's operator costs the host no more than queueing a kernel"
-        if self.tuned is None:
+        if self.tuned is not None:
+            if self.tuned.library_ms is None:
+                return "torch's operator was not measured beside the kernel"
+            if self.tuned.library_ms < self.tuned.elapsed_ms:
+                return f"measured at {self.tuned.library_ms:.4g} ms"
+            return None
+        if self.library is None or not self.candidates or self.candidates[0].ms is None:
             return "no measurement on this device, or another of its architecture, says that a kernel is quicker"
-        if self.tuned.library_ms is None:
-            return "torch's operator was not measured beside the kernel"
-        if self.tuned.library_ms < self.tuned.elapsed_ms:
-            return f"measured at {self.tuned.library_ms:.4g} ms"
-        if not self.tuned.exact and self.tuned.library_ms < NEAR_MARGIN * self.tuned.elapsed_ms:
-            return f"measured at {self.tuned.library_ms:.4g} ms on a problem that is only near, where a kernel has to win by {NEAR_MARGIN}x"
+        if not self.candidates[0].swept:
+            return "no measurement of this kernel says that it is quicker: `convt3d calibrate` makes some"
+        expected, low = self.library
+        if self.candidates[0].ms >= low:
+            return f"predicted at {expected:.4g} ms, and at {low:.4g} ms if it is quick for its kind"
         return None
 
     @property
     def steps(self) -> tuple[str, ...]:
         """What was looked up and tried, a line each."""
-        if self.tuned is None:
-            flop = f"{LAUNCH_BOUND_FLOP} FLOP ({HOST_BOUND_FLOP} on a CPU)"
-            limits = f"at most {flop}, {LAUNCH_BOUND_BYTES} bytes and {LAUNCH_BOUND_PRODUCTS} products a sum"
-            small = [f"costs its launch and little more: {limits}"] if self.launch_bound else []
-            return ("database: nothing for this problem or one near it", *small, *self.passed_over)
-        measured = "this very problem" if self.tuned.exact else f"the nearest that was measured, {self.tuned.measured_on}"
-        return (f"database: the quickest on {measured}, {self.tuned.elapsed_ms:.4g} ms on {self.tuned.device}",)
+        if self.tuned is not None:
+            return (f"database: the quickest on this very problem, {self.tuned.elapsed_ms:.4g} ms on {self.tuned.device}",)
+        flop = f"{LAUNCH_BOUND_FLOP} FLOP ({HOST_BOUND_FLOP} on a CPU)"
+        limits = f"at most {flop}, {LAUNCH_BOUND_BYTES} bytes and {LAUNCH_BOUND_PRODUCTS} products a sum"
+        small = [f"costs its launch and little more: {limits}"] if self.launch_bound else []
+        return ("database: nothing for this problem", *small)
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ def choose(
 ) -> Automatic:
     """Return the kernel that "auto" takes for a problem on a backend, and why.
 
-    Answers are kept; saving tuning results or registering a kernel makes them anew.
+    Answers are kept; saving tuning results or costs, or registering a kernel, makes them anew.
 
     Args:
         backend: where it is to run.
@@ -232,7 +231,7 @@ def choose(
         KernelError: no kernel can do the problem; says why of each.
     """
     question = Question(backend.device_name, pass_name, precision, layout)
-    found = _choose(question, problem, packed, backend.arch, backend.limits, registry.state(), tuning.state())
+    found = _choose(question, problem, packed, backend.arch, backend.limits, registry.state(), tuning.state(), cost.state())
     if found.kernel is None:
         raise KernelError("; ".join(found.passed_over) or f"no {pass_name} kernel is registered")
     return found
@@ -243,6 +242,48 @@ def instance_for(kernel: Kernel, problem: Problem, precision: str, backend: Back
     return _instance_for(kernel, problem, precision, backend.arch, backend.limits)
 
 
+def candidates(
+    question: Question, problem: Problem, packed: bool, arch: str | None, limits: Limits | None
+) -> tuple[Candidate, ...]:
+    """Return the kernels that can do a problem, each in its most promising configuration, the most promising kernel first.
+
+    Args:
+        question: device, pass, precision, layout.
+        problem: what is to be computed.
+        packed: whether the packed weight is kept, so that packing is not in the time.
+        arch, limits: the GPU's, as `Kernel.why_not` takes them; `arch` None: the host, where nothing is predicted.
+    """
+    return _candidates(question, problem, packed, arch, limits, registry.state(), cost.state())
+
+
+@lru_cache(maxsize=1024)
+def _candidates(
+    question: Question, problem: Problem, packed: bool, arch: str | None, limits: Limits | None, *states: object
+) -> tuple[Candidate, ...]:
+    able = {name: kernel for name, kernel in registry.kernels(question.pass_name).items() if kernel.deterministic}
+    costs = cost.known()
+    found = []
+    if arch is not None and costs.cards:
+        for kernel in able.values():
+            predictions = (
+                one
+                for instance in allowed_instances(question.precision)
+                if instance in kernel.dtypes
+                for one in costs.predictions(kernel, problem, instance, question, packed, arch, limits)
+                if one.kernel.why_spreads_nan(problem, instance) is None
+            )
+            best = min(predictions, key=lambda one: one.ms, default=None)
+            if best is not None:
+                found.append(Candidate(*best))
+        return tuple(sorted(found, key=lambda one: one.ms or 0.0))
+    for name in ORDER[question.pass_name]:
+        if name in able:
+            taken, _ = _instance_for(able[name], problem, question.precision, arch, limits)
+            if taken is not None and able[name].why_spreads_nan(problem, taken) is None:
+                found.append(Candidate(able[name], taken))
+    return tuple(found)
+
+
 @lru_cache(maxsize=4096)
 def _choose(
     question: Question,
@@ -250,104 +291,25 @@ def _choose(
     packed: bool,
     arch: str | None,
     limits: Limits | None,
-    *states: object,  # what the answer also depends on: the registered kernels and the database
+    *states: object,  # what the answer also depends on: the registered kernels, the database and the costs
 ) -> Automatic:
     known = registry.kernels(question.pass_name)
     tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=known)
-    if tuned is not None and not tuned.exact:  # what is quick for a problem near it may not be for this one
-        fit = {name: kernel for name, kernel in known.items() if _put_off(name, problem, question, arch) is None}
-        tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=fit)
     if tuned is not None:
-        return Automatic(tuned.kernel, tuned.instance, tuned, False, ())
-    passed_over: list[str] = []
-    most_flop = HOST_BOUND_FLOP if arch is None else LAUNCH_BOUND_FLOP
+        return Automatic(tuned.kernel, tuned.instance, tuned)
     dtype = DTYPES.get(question.precision)  # None for complex numbers: no kernel has them, and the reasons say so
-    small = dtype is not None and is_launch_bound(problem, question.pass_name, dtype.itemsize, most_flop)
-    for name in _LAUNCH_BOUND[question.pass_name] if small else order_on(arch, question.pass_name):
-        if name in known and known[name].deterministic:
-            instance, reason = _instance_for(known[name], problem, question.precision, arch, limits)
-            put_off = _put_off(name, problem, question, arch)
-            if instance is not None:
-                put_off = put_off or known[name].why_spreads_nan(problem, instance)
-            if instance is not None and put_off is None:
-                return Automatic(known[name], instance, None, small, tuple(passed_over))
-            passed_over.append(reason if instance is None else f"{name}: {put_off}")
-    return Automatic(None, "", None, small, tuple(passed_over))
-
-
-def order_on(arch: str | None, pass_name: str) -> tuple[str, ...]:
-    """Return the kernels of a pass in the order in which they are tried on GPUs of that architecture; None: on the host."""
-    order = ORDER[pass_name]
-    return order["host" if arch is None else architecture.nearest(order.keys() - {"host"}, arch)]
-
-
-def _put_off(name: str, problem: Problem, question: Question, arch: str | None) -> str | None:
-    """Return why a kernel that can do a problem is not taken for it unless it was measured to be the quickest."""
-    voxels = problem.batch * math.prod(problem.input_size)
-    few = FEW_VOXELS // 2 if question.layout == "channels_last" else FEW_VOXELS
-    if name == "fprop_few_outputs" and question.precision != "fp32":
-        if problem.kernel_size == problem.stride:
-            return "multiplies in fp32, so where kernel = stride tensor cores come first"
-        if question.precision == "tf32" and arch == "sm_90a" and problem.out_channels > problem.groups:
-            return "multiplies in fp32, so Hopper's tensor cores come first where a group has more than one output channel"
-    if name == "fprop_grouped" and problem.groups == 1:
-        if question.precision != "fp32":
-            return "multiplies in fp32, so tensor cores come first where there is one group"
-        if problem.kernel_size == problem.stride and question.layout == "channels_last":
-            return "reads inputs again for every 8 output channels, so others come first where kernel = stride and channels lie together"
-    if name == "fprop_grouped_mma" and problem.groups == 1 and (problem.kernel_size == problem.stride or arch == "sm_90a"):
-        return "stages no inputs, so where there is one group others come first on Hopper, and where kernel = stride"
-    if name == "fprop_patch_split_k" and voxels >= few:
-        return f"reads its inputs once for every few columns, so others come first from {few} voxels on"
-    if name == "fprop_col2im":
-        if voxels > FEW_WIDE_VOXELS or problem.in_channels // problem.groups < FEW_WIDE_CHANNELS:
-            return f"is for at most {FEW_WIDE_VOXELS} voxels of {FEW_WIDE_CHANNELS} channels and more, so others come first"
-        if problem.kernel_size == problem.stride:
-            return "adds up products of several taps, so where kernel = stride others come first"
-        return None
-    if name == "fprop_patch_channels_last":
-        vector = 16 // DTYPES[question.precision].itemsize
-        if question.layout != "channels_last":
-            return "loads and stores one element at a time unless channels lie together, so others come first"
-        if problem.in_channels // problem.groups % vector != 0 or problem.out_channels // problem.groups % vector != 0:
-            return f"loads and stores one element at a time unless channels come in {vector}, so others come first"
-        return None
-    if name == "fprop_patch_channels_last_simt":
-        if question.layout != "channels_last":
-            return "loads and stores one element at a time unless channels lie together, so others come first"
-        return None
-    if name == "fprop_stationary_wgmma":
-        least, most = NARROW_CHANNELS
-        both = (problem.in_channels, problem.out_channels)
-        strided = problem.stride == (2, 2, 2) and problem.dilation == (1, 1, 1)
-        if not strided or problem.groups > 1 or (min(both) < least and problem.in_channels > 2 * least) or max(both) > most:
-            return f"is the quicker where the stride is 2 and {least} to {most} channels are in one group, so others come first"
-        return None
-    if name == "fprop_implicit_gemm_wgmma":
-        channels = min(problem.in_channels, problem.out_channels) // problem.groups
-        narrow = question.layout == "channels_last" and DTYPES[question.precision].itemsize == 2
-        least = WIDE_CHANNELS // 2 if narrow else WIDE_CHANNELS
-        if problem.stride != (2, 2, 2) or problem.dilation != (1, 1, 1) or channels < least:
-            return f"is the quicker where the stride is 2 and a group has {least} channels in and out, so others come first"
-        return None
-    if name == "fprop_flattened_simt":
-        if problem.flop < FLATTENED_FLOP or min(problem.out_channels, problem.in_channels) // problem.groups < 8:
-            return f"lays the input out first, so others come first below {FLATTENED_FLOP:.0e} FLOP or 8 channels in a group"
-        if problem.batch * problem.output_size[0] < FLATTENED_SEGMENTS * problem.stride[0]:
-            return "takes four images or parts of the depth at a time, so others come first where there are fewer"
-        if question.layout == "channels_last":
-            return "stores one element at a time where channels lie together, so others come first"
-        return None
-    if name != "fprop_patch_wgmma":
-        return None
-    if question.layout == "channels_last":
-        return "loads and stores one element at a time where channels lie together, so others come first"
-    volume, vector = math.prod(problem.input_size), 16 // DTYPES[question.precision].itemsize
-    if voxels < FEW_VOXELS:
-        return f"keeps its weights for many voxels, so others come first for less than {FEW_VOXELS}"
-    if vector == 8 and volume % vector != 0 and problem.input_size[2] % vector != 0:
-        return f"loads 16-bit volumes that are not made of {vector} neighbours one element at a time, so others come first"
-    return None
+    most_flop = HOST_BOUND_FLOP if arch is None else LAUNCH_BOUND_FLOP
+    if dtype is not None and is_launch_bound(problem, question.pass_name, dtype.itemsize, most_flop):
+        kernel = known.get(_LAUNCH_BOUND[question.pass_name])
+        instance = None if kernel is None else _instance_for(kernel, problem, question.precision, arch, limits)[0]
+        if kernel is not None and instance is not None and kernel.deterministic:
+            return Automatic(kernel, instance, launch_bound=True)
+    found = candidates(question, problem, packed, arch, limits)
+    if not found:
+        reasons = (_instance_for(kernel, problem, question.precision, arch, limits)[1] for kernel in known.values())
+        return Automatic(None, "", passed_over=tuple(filter(None, reasons)))
+    library = None if arch is None else cost.known().library_ms(question, problem, arch, limits)
+    return Automatic(found[0].kernel, found[0].instance, candidates=found, library=library)
 
 
 @lru_cache(maxsize=4096)

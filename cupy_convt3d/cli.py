@@ -1,4 +1,4 @@
-"""The command line: `convt3d check`, `fuzz`, `mutants`, `info`, `report`, `bench`, `tune`, `kernelbench`."""
+"""The command line: `convt3d check`, `fuzz`, `mutants`, `info`, `report`, `bench`, `tune`, `calibrate`, `kernelbench`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .errors import BackendError, DataError, KernelError, ProblemError, printabl
 from .kernel import Kernel
 from .lab.progress import progress_bar
 from .problem import PASSES, Problem
+from .tuning import Question, measured
 
 if TYPE_CHECKING:
     from .backends.base import Backend
@@ -173,6 +174,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     tune.add_argument("--workers", type=_positive_count, help="of --carry-on: compilers at a time; default: one to a core")
     tune.set_defaults(command=_tune)
+
+    calibrate = commands.add_parser(
+        "calibrate", help="time kernels and torch on drawn layers, and fit what 'auto' predicts times by"
+    )
+    calibrate.add_argument("sweeps", nargs="*", type=Path, metavar="FILE.json", help="fit these sweeps, measure nothing")
+    calibrate.add_argument("--kernels", type=_names, default=["all"], metavar="NAME|FILE.cu,...", help="default: all")
+    calibrate.add_argument("--pass", choices=PASSES, dest="pass_name", default="fprop", help="default: fprop")
+    calibrate.add_argument("--seed", type=_count, default=1, help="of the drawn layers (default 1)")
+    calibrate.add_argument("--count", type=_positive_count, default=COUNT, help=f"of them (default {COUNT})")
+    calibrate.add_argument("--minutes", type=_positive, help="fit what has been measured after so long")
+    calibrate.add_argument(
+        "--keep", type=Path, default=Path("sweep.json"), metavar="FILE.json", help="of what is measured (default sweep.json)"
+    )
+    calibrate.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
+    calibrate.add_argument("--out", type=Path, metavar="FILE.json", help="the costs (default: your own, where 'auto' looks)")
+    calibrate.set_defaults(command=_calibrate)
 
     kernelbench = commands.add_parser("kernelbench", help="check and time KernelBench-style files: ModelNew against Model")
     kernelbench.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs")
@@ -361,6 +378,9 @@ def _why_auto(problem: Problem, backend: Backend) -> Iterator[str]:
                 else:
                     assert taken.kernel is not None
                     answers[layout] = [f"{taken.kernel.name} [{taken.instance}]", *taken.steps]
+                    answers[layout] += _candidates(
+                        problem, backend, Question(backend.device_name, pass_name, precision, layout)
+                    )
                     if reason := taken.left_to_torch:
                         answers[layout].append(f'torch\'s CUDA tensors, unless backend="cuda": torch\'s own operator, {reason}')
             if len(set(map(tuple, answers.values()))) == 1:
@@ -368,6 +388,16 @@ def _why_auto(problem: Problem, backend: Backend) -> Iterator[str]:
             for layout, (found, *steps) in answers.items():
                 yield f"  {pass_name} {precision}{layout and ' '}{layout}: {found}"
                 yield from (f"    {step}" for step in steps)
+
+
+def _candidates(problem: Problem, backend: Backend, question: Question) -> Iterator[str]:
+    """Yield what each kernel that can do a problem is predicted to take, and what it took where it was measured."""
+    from .choice import candidates
+
+    known = measured(question, problem, False, backend.arch)
+    for one in candidates(question, problem, False, backend.arch, backend.limits):
+        took, device = known.get(one.kernel.name, (None, ""))
+        yield f"{one}{'' if took is None else f', at its best {took:.4g} ms measured on {device}'}"
 
 
 def _facts() -> Iterator[tuple[str, str]]:
@@ -477,6 +507,34 @@ def _tune(options: argparse.Namespace) -> int:
             known_only=options.known_only,
             progress=progress,
         )
+    print(f"Written: {path}")
+    return _PASSED
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from .cost import user_path
+    from .lab.bench.measure import Bench
+    from .lab.bench.provenance import backend_named
+    from .lab.calibrate import Sweep, calibrate, held_out, joined, line, sweep
+    from .lab.check import resolve
+
+    named = [] if options.kernels == ["all"] else [resolve(name) for name in options.kernels]
+    kernels = {kernel.name: kernel for kernel in named} or registry.kernels(options.pass_name)
+    path = options.out or user_path()
+    if options.sweeps:
+        sweeps = [Sweep.read(file) for file in options.sweeps]
+    else:
+        meter = Bench(backend_named(options.backend), budget_ms=20.0)
+        settings = {"seed": options.seed, "count": options.count, "pass_name": options.pass_name, "minutes": options.minutes}
+        with progress_bar() as progress:
+            sweeps = [sweep(meter, list(kernels.values()), options.keep, progress=progress, **settings)]
+        print(f"Written: {options.keep}")
+    found = calibrate(sweeps, kernels, path, library=not named)
+    print(
+        f"{found.card.device}: {len(found.kernels)} instances of kernels, torch's operator in {len(found.library)} cases. Held out:"
+    )
+    for one in held_out(joined(sweeps), kernels):
+        print(line(one))
     print(f"Written: {path}")
     return _PASSED
 

@@ -52,6 +52,7 @@ SCALARS: dict[str, np.dtype] = {
     "double": np.dtype(np.float64),
 }
 
+_LEAST, _MOST = ({t: int(getattr(np.iinfo(t), end)) for t in SCALARS.values() if t.kind in "iu"} for end in ("min", "max"))
 # Each of these takes time in proportion to the text: what may repeat is followed by what it cannot be.
 _DECLARATION = re.compile(r"/\*\s*convt3d[ \t]*\n")
 _BRACKETS = r"\((?:[^(){};]|\((?:[^(){};]|\((?:[^(){};]|\([^(){};]*\))*\))*\))*\)"
@@ -65,8 +66,9 @@ _KERNEL_NAME = re.compile(r"\w[\w .,+()@-]*")
 _TUNABLE = re.compile(r"^#ifndef (?P<name>[A-Z][A-Z0-9_]*)\n#define (?P=name) (?P<value>[0-9]{1,12})\n#endif", re.MULTILINE)
 _KEYS = {
     *("pass", "dtypes", "architectures", "deterministic", "specialize", "constants", "restrictions", "workspace", "search"),
-    *("static_shared_bytes", "launch", "spreads_nan", "multiplies_padding"),
+    *("static_shared_bytes", "launch", "spreads_nan", "multiplies_padding", "cost"),
 }
+_COST_KEYS = ("steps", "products", "bytes", "first_bytes")
 _TENSOR_KINDS = ("pointer", "view")
 _LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs", "prepares"}
 
@@ -124,10 +126,13 @@ class Plan:
 
 
 class Limits(NamedTuple):
-    """What a GPU has, beyond its architecture: shared memory for one block in bytes, and multiprocessors."""
+    """What a GPU has, beyond its architecture: shared memory for one block in bytes, multiprocessors, and as far as its driver tells
+    (else 0) their clock and the memory's bandwidth."""
 
     shared_bytes: int
     multiprocessors: int
+    clock_hz: float = 0.0
+    memory_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +154,8 @@ class Kernel:
             outputs whose residue class has its tap. Only for fprop.
         static_shared_bytes: the most that a block's `__shared__` variables take beside what its launch asks for.
         search: the values that `convt3d tune` tries, by tunable.
+        cost: what the busiest block of the last launch does, for predictions of its time: `steps` that follow one another, the
+            multiply-adds of a step (`products`, tiles filled up), the `bytes` that a step reads, and those that are read once before.
         headers: the texts of the headers that the file includes by `#include "..."` and that lie beside it, or beside one of them.
         overlay: texts in the place of the package's headers, by their names there (such as "convt3d/taps.cuh"), for this kernel alone.
     """
@@ -170,6 +177,7 @@ class Kernel:
     multiplies_padding: bool = False
     static_shared_bytes: int = 0
     search: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    cost: Mapping[str, str | int] = field(default_factory=dict)
     headers: Mapping[Path, str] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
 
@@ -290,7 +298,7 @@ class Kernel:
         if dtype not in self.dtypes:
             return f"{self.name} has no {dtype} instance (it has {', '.join(self.dtypes)})"
         multiprocessors = HOST_MULTIPROCESSORS if limits is None else limits.multiprocessors
-        names = self._names(problem, dtype, multiprocessors)
+        names = self.names(problem, dtype, multiprocessors)
         for rule, reason in self.restrictions.items():
             if not evaluate(rule, names):
                 return f"{self.name}: {reason}"
@@ -307,7 +315,7 @@ class Kernel:
         """Return the one sentence that says why a NaN among the inputs reaches more than its taps lead to, or None if it does not."""
         if not self.spreads_nan:
             return None
-        names = self._names(problem, dtype, HOST_MULTIPROCESSORS)
+        names = self.names(problem, dtype, HOST_MULTIPROCESSORS)
         return next((f"it spreads NaN: {why}" for rule, why in self.spreads_nan.items() if evaluate(rule, names)), None)
 
     def require(self, problem: Problem, dtype: str, arch: str | None = None) -> None:
@@ -324,7 +332,7 @@ class Kernel:
         Raises:
             KernelError: a launch would pass a limit of the hardware or of an argument's type.
         """
-        names = self._names(problem, dtype, multiprocessors)
+        names = self.names(problem, dtype, multiprocessors)
         specialization = tuple((name, int(names[name])) for name in self.specialize)
         launches: list[PlannedLaunch] = []
         for launch in self.launches:
@@ -360,7 +368,8 @@ class Kernel:
         return Plan(tuple(launches), workspace, specialization)
 
     @lru_cache(maxsize=256)  # noqa: B019, as `plan`
-    def _names(self, problem: Problem, dtype: str, multiprocessors: int) -> dict[str, Any]:
+    def names(self, problem: Problem, dtype: str, multiprocessors: int) -> Mapping[str, Any]:
+        """Return what the declaration's expressions know for one problem on a GPU with so many multiprocessors."""
         known = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors)}
         names = _Names(known, {**self.specialize, **self.constants})
         for declared in (*self.specialize, *self.constants):
@@ -372,7 +381,7 @@ class Kernel:
         assert scalar is not None
         if isinstance(value, tuple):
             raise KernelError(f"{self.name}: parameter {parameter.name}={value}: must be a number; pass its axes one by one")
-        if scalar.kind in "iu" and not np.iinfo(scalar).min <= value <= np.iinfo(scalar).max:
+        if scalar.kind in "iu" and not _LEAST[scalar] <= value <= _MOST[scalar]:
             raise KernelError(f"{self.name}: {parameter.name}={value} does not fit its parameter type {scalar.name}")
         return value
 
@@ -468,7 +477,11 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
     static = declared.get("static_shared_bytes", 0)
     if type(static) is not int or not 0 <= static <= MAX_SHARED_BYTES:
         raise fail(f"static_shared_bytes={shown(static)}: must be a number of bytes, at most {MAX_SHARED_BYTES}")
-    tables = {table: _expressions(fail, table, declared.get(table, {})) for table in ("specialize", "constants", "workspace")}
+    tables = {table: _expressions(fail, table, declared.get(table, {})) for table in ("specialize", "constants", "workspace", "cost")}
+    if unknown := set(tables["cost"]) - set(_COST_KEYS):
+        raise fail(f"cost: has unknown keys {sorted(unknown)}; known: {list(_COST_KEYS)}")
+    if tables["cost"] and not {"steps", "products"} <= set(tables["cost"]):
+        raise fail("cost: give steps and the products of a step; bytes and first_bytes may be left out")
     if taken := set(tables["workspace"]) & set(TENSORS[pass_name]):
         raise fail(f"workspace: {sorted(taken)[0]!r} is a tensor of {pass_name}; choose another name")
     tunables = dict(_defaults(source))
@@ -499,6 +512,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
         specialize=tables["specialize"],
         constants=tables["constants"],
         workspace=tables["workspace"],
+        cost=tables["cost"],
         static_shared_bytes=static,
         launches=tuple(_launch(fail, entry, functions, tensors, scalars) for entry in launches),
     )

@@ -57,14 +57,14 @@ def conv_transpose3d(
         bias: (Cout,) or None.
         stride, padding, output_padding, dilation: an int or three.
         groups: divides Cin and Cout.
-        algorithm: "auto" (what was measured quickest on this device for the problem or one near it, else a plain kernel if it is
-            tiny, else the first kernel of `choice.ORDER` that takes it), a registered kernel's name with or without
-            its pass ("gather", "fprop_gather"), a `Kernel`, or "library" (torch's own operator).
+        algorithm: "auto" (what was measured quickest on this device for the problem, else a plain kernel if it is tiny, else what is
+            predicted to be the quickest), a registered kernel's name with or without its pass ("gather", "fprop_gather"), a
+            `Kernel`, or "library" (torch's own operator).
         fp32_precision: the loosest arithmetic allowed for fp32: "ieee", "tf32x3", "tf32"; None is
             `torch.backends.cudnn.conv.fp32_precision` for torch tensors, else "ieee".
         backend: "cuda", "host" (the same kernels on the CPU), "torch" (torch's own operator). None takes "cuda" for CUDA arrays
             and "host" for CPU arrays. Unless `algorithm` names a kernel it takes "torch" for torch's CPU tensors, and for its CUDA
-            tensors where no kernel was measured to be quicker (`convt3d info --why` says).
+            tensors where no kernel was measured or predicted to be quicker (`convt3d info --why` says).
         out: an array to write: the result's library, shape, dtype and device, any strides. Its bytes, from the first to the last,
             must not overlap those of an input; interleaved views of one buffer are refused too.
 

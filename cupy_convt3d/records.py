@@ -7,7 +7,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,6 +106,8 @@ def typed(value: Any, hint: Any, where: str) -> Any:
         return {name: typed(item, arguments[1], f"{where}.{name}") for name, item in mapping(value, where).items()}
     if origin is tuple:
         return tuple(typed(item, arguments[0], f"{where}[{number}]") for number, item in enumerate(sequence(value, where)))
+    if is_dataclass(hint):
+        return make(hint, value, where)  # type: ignore[arg-type]
     if hint is object:
         return value
     if hint is float and type(value) is int and abs(value) < 2**1000:

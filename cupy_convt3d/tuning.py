@@ -8,7 +8,6 @@ directory, or in `CONVT3D_TUNING`. An entry counts only while the kernel's code 
 from __future__ import annotations
 
 import json
-import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -33,8 +32,6 @@ LIBRARY = "library"  # in place of a kernel: torch's own operator, measured besi
 # Cards that were measured, by architecture: what is known of one serves the others of its kind until they are measured themselves. Not
 # those of other architectures, however near: sm_86 has other ratios of memory, CUDA cores and tensor cores than sm_80.
 MEASURED = {"sm_90a": ("NVIDIA H100 80GB HBM3", "NVIDIA H200")}
-# An entry of another problem is used up to this distance: doublings of batch x voxels, channels and groups, added up.
-NEAREST = 3.0
 
 
 class Question(NamedTuple):
@@ -94,9 +91,7 @@ class Tuned:
     instance: str
     device: str  # that it was measured on
     elapsed_ms: float
-    measured_on: Problem
-    exact: bool  # measured on this very problem
-    library_ms: float | None = None  # of torch's own operator on the problem that was measured
+    library_ms: float | None = None  # of torch's own operator, measured beside it
 
 
 class Database:
@@ -181,6 +176,11 @@ class Database:
         entry = self._entries.get((question, str(problem), kernel.name))
         return entry if entry is not None and entry.digest == code_digest(kernel) else None
 
+    def of(self, question: Question, problem: Problem) -> list[Entry]:
+        """Return what was measured for a question on this very problem; stale entries too."""
+        name = str(problem)
+        return [entry for (asked, measured, _), entry in self._entries.items() if measured == name and asked == question]
+
     def entries(self, question: Question | None = None) -> list[Entry]:
         """Return the entries that answer a question, or all of them; stale ones too."""
         return [entry for entry in self._entries.values() if question in (None, entry.question)]
@@ -196,10 +196,8 @@ def lookup(
     deterministic: bool = True,
     kernels: Mapping[str, Kernel] | None = None,
 ) -> Tuned | None:
-    """Return the quickest configuration known for a problem, else one that was for a problem like it, else None.
-
-    This very problem comes first, measured on the device or else on another card of its architecture (`MEASURED`); then a problem
-    like it, in the same order.
+    """Return the quickest configuration that was measured on this very problem, on the device or on another card of its architecture
+    (`MEASURED`), else None.
 
     Configurations that spread NaN are left out: torch's operator does not.
 
@@ -216,32 +214,29 @@ def lookup(
     known = registry.kernels(question.pass_name) if kernels is None else kernels
     kernels_and_files = tuple(known.values()), state()
     devices = dict.fromkeys((question.device, *MEASURED.get(arch or "", ())))
-    asked = [question._replace(device=device) for device in devices]
-    answers = [_lookup(one, problem, packed, arch, limits, deterministic, *kernels_and_files) for one in asked]
-    found = [answer for answer in answers if answer is not None]
-    return next((answer for answer in found if answer.exact), found[0] if found else None)
+    asked = (question._replace(device=device) for device in devices)
+    answers = (_lookup(one, problem, packed, arch, limits, deterministic, *kernels_and_files) for one in asked)
+    return next((answer for answer in answers if answer is not None), None)
+
+
+def measured(question: Question, problem: Problem, packed: bool, arch: str | None) -> dict[str, tuple[float, str]]:
+    """Return what each kernel took at its best for this very problem, in ms, and on which card: this, or another of its architecture."""
+    found: dict[str, tuple[float, str]] = {}
+    for device in dict.fromkeys((question.device, *MEASURED.get(arch or "", ()))):
+        for path, mark in state():
+            for entry in _loaded(path, mark).of(question._replace(device=device), problem):
+                found.setdefault(entry.kernel, (entry.milliseconds(packed), device))
+    return found
 
 
 def state() -> tuple[tuple[str, tuple[int, int] | None], ...]:
     """Return the database's files with their times and sizes: while it is the same, so are the answers."""
-    return tuple((path, _stamp(path)) for path in (_user_path(*_variables()), str(SHIPPED)))
+    return tuple((path, stamp(path)) for path in (_user_path(*_variables()), str(SHIPPED)))
 
 
 def user_path() -> Path:
     """Return the file of the user's own results: `CONVT3D_TUNING`, else `tuning.json` in the cache directory."""
     return Path(_user_path(*_variables()))
-
-
-def distance(problem: Problem, other: Problem) -> float:
-    """Return by how many doublings two problems differ; infinity where they differ in more than size.
-
-    Kernel size, stride and dilation, and whether there are groups, decide which kernel suits; padding and bias hardly do.
-    """
-    p, q = problem, other
-    if (p.kernel_size, p.stride, p.dilation, p.groups > 1) != (q.kernel_size, q.stride, q.dilation, q.groups > 1):
-        return math.inf
-    pairs = zip(_sizes(p), _sizes(q), strict=True)
-    return sum(abs(math.log2(a / b)) if a and b else math.inf for a, b in pairs)
 
 
 @lru_cache(maxsize=1024)
@@ -297,10 +292,6 @@ def _entry(value: object, where: str) -> Entry:
     return entry
 
 
-def _sizes(p: Problem) -> tuple[int, ...]:
-    return (p.batch * math.prod(p.input_size), p.in_channels // p.groups, p.out_channels // p.groups, p.groups)
-
-
 def _variables() -> tuple[str | None, str | None]:
     return os.environ.get("CONVT3D_TUNING"), os.environ.get("CONVT3D_CACHE")
 
@@ -310,7 +301,8 @@ def _user_path(given: str | None, cache_variable: str | None) -> str:
     return given or str(cache.cache_directory() / "tuning.json")
 
 
-def _stamp(path: str) -> tuple[int, int] | None:
+def stamp(path: str) -> tuple[int, int] | None:
+    """Return what changes with a file: its time and size; None: there is none."""
     try:
         status = os.stat(path)
     except OSError:
@@ -335,26 +327,18 @@ def _lookup(
     stamps: tuple[tuple[str, tuple[int, int] | None], ...],
 ) -> Tuned | None:
     known = {kernel.name: kernel for kernel in kernels if kernel.deterministic or not deterministic}
-    by_problem: dict[Problem, list[Entry]] = {}
-    for path, stamp in stamps:
-        for entry in _loaded(path, stamp).entries(question):
-            by_problem.setdefault(Problem.parse(entry.problem), []).append(entry)
-    near = {other: distance(problem, other) for other in by_problem}
-    for measured_on in sorted(near, key=lambda other: (other != problem, near[other], str(other))):
-        exact = measured_on == problem
-        if not exact and near[measured_on] > NEAREST:
-            break
-        library_ms = next((e.milliseconds(packed) for e in by_problem[measured_on] if e.kernel == LIBRARY), None)
-        for entry in sorted(by_problem[measured_on], key=lambda entry: entry.milliseconds(packed)):
-            kernel = known.get(entry.kernel)
-            if kernel is None or entry.digest != code_digest(kernel):
-                continue
-            try:
-                kernel = fitted(kernel, entry)
-            except KernelError as error:
-                warnings.warn(f"an entry of the tuning database for {entry.problem} was ignored: {error}", CacheWarning, stacklevel=2)
-                continue
-            if kernel.why_not(problem, entry.instance, arch, limits) or kernel.why_spreads_nan(problem, entry.instance):
-                continue
-            return Tuned(kernel, entry.instance, question.device, entry.milliseconds(packed), measured_on, exact, library_ms)
+    entries = [entry for path, mark in stamps for entry in _loaded(path, mark).of(question, problem)]
+    library_ms = next((entry.milliseconds(packed) for entry in entries if entry.kernel == LIBRARY), None)
+    for entry in sorted(entries, key=lambda entry: entry.milliseconds(packed)):
+        kernel = known.get(entry.kernel)
+        if kernel is None or entry.digest != code_digest(kernel):
+            continue
+        try:
+            kernel = fitted(kernel, entry)
+        except KernelError as error:
+            warnings.warn(f"an entry of the tuning database for {entry.problem} was ignored: {error}", CacheWarning, stacklevel=2)
+            continue
+        if kernel.why_not(problem, entry.instance, arch, limits) or kernel.why_spreads_nan(problem, entry.instance):
+            continue
+        return Tuned(kernel, entry.instance, question.device, entry.milliseconds(packed), library_ms)
     return None

@@ -71,6 +71,10 @@ BLOCK_WARPS = [4, 8]
 CHANNEL_WARPS = [1, 2, 4]
 THREAD_QUADS = [2, 3]
 MOST_CHANNELS = [8, 16]
+[cost]
+steps = "in_channels_per_group * ceil_div(kernel_d, step_d) * taps_h * taps_w"
+products = "segment * 4 * thread_channels * channel_warps"
+bytes = "channel_bytes // (taps_h * taps_w)"
 [workspace]
 packed_weight = "in_channels * taps * thread_tiles * thread_channels"
 input_cells = "batch // images * in_channels * cells * 4"

@@ -28,6 +28,10 @@ shared_bytes = "16 * (operand_parts * (4 * group_chunks * run + 4 * staged_taps 
 [restrictions]
 "row_halo <= MAX_HALO" = "the taps of a row reach further than MAX_HALO inputs, so the staged tile does not fit in shared memory"
 "class_positions <= 1073741824" = "a residue class has more than 2^30 positions, past the 32-bit offsets inside it"
+[cost]
+steps = "channel_chunks * ceil_div(taps, residues)"
+products = "tile_voxels * tile_channels * (32 // itemsize)"
+bytes = "64 * run // ceil_div(taps, residues) + 64 * tile_channels"
 [workspace]
 packed = "4 * packed_cells"
 input_cells = "4 * input_cell_count"

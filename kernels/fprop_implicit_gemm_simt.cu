@@ -61,6 +61,10 @@ block_bytes = "8 * row_slots + 2 * stage_elements * itemsize"
 BLOCK_WARPS = [6, 8]
 POSITION_WARPS = [4, 8]
 UNROLLED_TAPS = [3, 10]
+[cost]
+steps = "in_channels_per_group * taps_d * taps_h * taps_w"
+products = "tile_quads * 4 * thread_channels * channel_warps"
+bytes = "channel_elements * itemsize // (taps_d * taps_h * taps_w)"
 [workspace]
 packed_weight = "in_channels * taps * thread_tiles * thread_channels"
 [[launch]]

@@ -105,6 +105,11 @@ granule = "tile_cost if 8 * ceil_div(all_tiles, multiprocessors) * multiprocesso
 "stages >= 2 - resident and slabs >= 2 and positions * 16 <= 262143" = "a tile of the input and its weights pass the shared memory"
 "max(costs, kernel_d * kernel_h * kernel_w * chunks * groups * channel_tiles, planes * chunk_cells * plane_cells) <= 1000000000" = "the volume passes its 32-bit tile offsets"
 
+[cost]
+steps = "ceil_div(costs, multiprocessors * granule) * granule * taps * chunks // tile_cost"
+products = "64 * CONSUMERS * TILES_M * tile8 * 8 * chunk_cells * (16 // itemsize)"
+bytes = "slab_bytes + stage_bytes * (1 if resident else stride_d * stride_h * stride_w) // taps"
+
 [workspace]
 packed_weight = "groups * channel_tiles * kernel_d * kernel_h * kernel_w * chunks * slab_bytes // 4"
 input_cells = "LAY_OUT * (zeros + planes * chunk_cells * plane_cells) * 4"

@@ -25,6 +25,10 @@ blocks = "ceil_div(voxel_tiles, block_tiles) * groups * column_tiles"
 TILE = [1, 2, 3]
 BLOCK_TILES = [1, 2, 4]
 STAGES = [3, 4]
+[cost]
+steps = "block_tiles * in_channels_per_group"
+products = "edge * edge"
+bytes = "2 * edge * itemsize"
 [[launch]]
 symbol = "convt3d_fprop_patch_128x128"
 when = "tile == 1"

@@ -37,6 +37,11 @@ COLUMNS = [64, 128, 192, 256]
 ROWS = [1, 2]
 WARPGROUPS = [2, 3]
 STAGES = [4, 6, 8]
+[cost]
+steps = "ceil_div(block_tiles, WARPGROUPS * streams)"
+products = "WARPGROUPS * 64 * ROWS * tile_columns * chunks * 128 // itemsize"
+bytes = "WARPGROUPS * 64 * ROWS * chunks * 128"
+first_bytes = "chunks * 128 * tile_columns"
 [workspace]
 packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
 [[launch]]

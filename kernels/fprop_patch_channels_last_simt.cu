@@ -27,6 +27,10 @@ stage_bytes = "4 * edge * (16 * parts + 4) + 64 * edge * parts"
 [search]
 TILE = [1, 2, 3]
 STAGES = [3, 4]
+[cost]
+steps = "in_channels_per_group"
+products = "edge * edge"
+bytes = "2 * edge * itemsize"
 [workspace]
 packed_weight = "groups * in_channels_per_group * columns"
 [[launch]]

@@ -28,6 +28,10 @@ shared_bytes = "max(stage_bytes, sums_bytes) + 16 * (tile_voxels + tile_columns)
 [search]
 TILE = [1, 2, 3, 4, 5]
 WIDE_WARPS = [0, 1]
+[cost]
+steps = "ceil_div(in_channels_per_group, depth)"
+products = "depth * tile_voxels * tile_columns"
+bytes = "depth * (tile_voxels + tile_columns) * itemsize"
 [[launch]]
 symbol = "convt3d_fprop_patch_mma_256x128"
 when = "tile == 5"

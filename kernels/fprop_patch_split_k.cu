@@ -39,6 +39,10 @@ cells = "groups * column_tiles * chunks * tile_columns * 4"
 TILE = [32, 64]
 COLUMNS = [8, 16, 24, 32, 48]
 WARPS = [4, 8, 16]
+[cost]
+steps = "ceil_div(chunks, WARPS)"
+products = "WARPS * tile_voxels * tile_columns * 64 // itemsize"
+bytes = "WARPS * 64 * (tile_voxels + tile_columns)"
 [workspace]
 packed_weight = "cells * 4"
 [[launch]]

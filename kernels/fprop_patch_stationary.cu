@@ -31,6 +31,11 @@ shared_bytes = "stage_bytes + steps * 32 * (tile_columns + 8) + 8 * tile_columns
 [search]
 COLUMNS = [32, 64, 128, 256]
 VOXELS = [16, 32]
+[cost]
+steps = "ceil_div(warp_tiles, 8 * streams)"
+products = "8 * warp_voxels * tile_columns * steps * 32 // itemsize"
+bytes = "8 * warp_voxels * steps * 32"
+first_bytes = "steps * 32 * tile_columns"
 [[launch]]
 symbol = "convt3d_fprop_patch_stationary_16"
 when = "warp_voxels == 16"

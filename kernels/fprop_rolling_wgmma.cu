@@ -128,6 +128,11 @@ producers = "1 if cells_launch else PRODUCERS"
 "slabs >= min(2, tile_slabs)" = "a tile of the input and its weights pass the shared memory"
 "m_count <= 1000000000 and columns * steps * kernel_h <= 2147483647 and input_d * groups * chunks * parts * chunk_cells <= 1000000000 and filled * output_h * output_w <= 2147483647" = "the volume passes its 32-bit tile offsets"
 
+[cost]
+steps = "row_taps * chunks * (columns // multiprocessors * steps * kernel_h + (0 if columns % multiprocessors == 0 else ceil_div(kernel_h, classes_h) * min(steps * classes_h, ceil_div(columns % multiprocessors * steps * kernel_h, multiprocessors * ceil_div(kernel_h, classes_h)) + (kernel_d - 1) // step)))"
+products = "tile_m * 8 * products * slot_tiles * chunk_cells * (16 // itemsize)"
+bytes = "stage_bytes // row_taps + (0 if resident else tap_bytes)"
+
 [workspace]
 packed_weight = "groups * channel_tiles * kernel_h * row_taps * chunks * tap_bytes // 4"
 input_cells = "cells_launch * groups * chunks * parts * chunk_cells * input_d * span * 4"

@@ -89,6 +89,12 @@ stages = "min(4, memory // stage_bytes)"
 [spreads_nan]
 "merged > 1" = "groups that are put together have weights of zero from one to another"
 
+[cost]
+steps = "ceil_div(units, multiprocessors) * chunks * taps"
+products = "CONSUMERS * 64 * tile8 * 8 * chunk_cells * (16 // itemsize)"
+bytes = "stage_bytes // taps"
+first_bytes = "weight_bytes"
+
 [workspace]
 packed_weight = "sets * weight_bytes // 4"
 

@@ -9,6 +9,10 @@ channel_tiles = "ceil_div(out_channels_per_group, TILE_CHANNELS)"
 TILE_VOXELS = [64, 128, 256]
 TILE_CHANNELS = [16, 32, 64]
 TILE_DEPTH = [8, 16]
+[cost]
+steps = "in_channels_per_group * ceil_div(taps, residues)"
+products = "TILE_VOXELS * TILE_CHANNELS"
+bytes = "(TILE_VOXELS + TILE_CHANNELS) * itemsize"
 [[launch]]
 grid = "batch * groups * residues * voxel_tiles * channel_tiles"
 block = "TILE_VOXELS // THREAD_VOXELS * (TILE_CHANNELS // THREAD_CHANNELS)"

@@ -1,4 +1,4 @@
-"""Which kernel "auto" takes: the database's, else the first that can, on every architecture."""
+"""Which kernel "auto" takes: the database's, else what is predicted to be the quickest, on every architecture."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from test_architecture import CARDS, FUTURE
 
 import cupy_convt3d as ct
-from cupy_convt3d import choice, registry, tuning
+from cupy_convt3d import choice, cost, registry, tuning
 from cupy_convt3d.arrays import Array, CupyLibrary, Device, Library, NumpyLibrary
 from cupy_convt3d.backends.base import TensorRef
 from cupy_convt3d.backends.host import HostBackend
-from cupy_convt3d.choice import ORDER, choose, decide, is_launch_bound, order_on
+from cupy_convt3d.choice import ORDER, choose, decide, is_launch_bound
 from cupy_convt3d.cli import main
 from cupy_convt3d.dtypes import DTYPES, allowed_instances
 from cupy_convt3d.lab.suites import suite
@@ -76,46 +76,39 @@ def entry(kernel: str, arch: str = "sm_90a", problem: Problem = WIDE, **changes:
 
 
 @pytest.mark.parametrize(
-    ("layer", "precision", "arch", "expected"),
+    ("layer", "precision", "arch", "instance"),
     [
-        ("depthwise", "fp32", "sm_90a", ("fprop_depthwise", "fp32")),
-        ("depthwise", "bf16", "sm_80", ("fprop_depthwise", "bf16")),
-        ("depthwise", "tf32", "sm_90a", ("fprop_depthwise", "fp32")),
-        ("grouped", "tf32", "sm_90a", ("fprop_grouped_mma", "tf32")),
-        ("grouped", "fp32", "sm_90a", ("fprop_grouped", "fp32")),
-        ("grouped", "fp64", "sm_90a", ("fprop_implicit_gemm_simt", "fp64")),
-        ("patch", "tf32", "sm_80", ("fprop_patch_stationary", "tf32")),
-        ("patch", "fp32", "sm_80", ("fprop_patch", "fp32")),
-        ("patch", "bf16", "sm_90a", ("fprop_patch_wgmma", "bf16")),
-        ("patch", "tf32x3", "sm_90a", ("fprop_patch_stationary", "tf32x3")),
-        ("one out", "fp32", "sm_80", ("fprop_few_outputs", "fp32")),
-        ("one out", "tf32", "sm_90a", ("fprop_few_outputs", "fp32")),
-        ("few out", "tf32x3", "sm_90a", ("fprop_few_outputs", "fp32")),
-        ("few out", "tf32", "sm_90a", ("fprop_rolling_wgmma", "tf32")),
-        ("few out", "tf32", "sm_80", ("fprop_few_outputs", "fp32")),
-        ("few out", "bf16", "sm_80", ("fprop_implicit_gemm_mma", "bf16")),
-        ("few out of a patch", "fp32", "sm_90a", ("fprop_few_outputs", "fp32")),
-        ("few out of a patch", "tf32x3", "sm_90a", ("fprop_patch_stationary", "tf32x3")),
-        ("few in", "fp32", "sm_90a", ("fprop_grouped", "fp32")),
-        ("few in", "tf32", "sm_90a", ("fprop_stationary_wgmma", "tf32")),
-        ("few in", "bf16", "sm_80", ("fprop_implicit_gemm_mma", "bf16")),
-        ("few", "tf32", "sm_80", ("fprop_grouped_mma", "tf32")),
-        ("few", "tf32", "sm_90a", ("fprop_rolling_wgmma", "tf32")),
-        ("wide", "tf32", "sm_90a", ("fprop_rolling_wgmma", "tf32")),
-        ("wide", "tf32x3", "sm_90a", ("fprop_rolling_wgmma", "tf32x3")),
-        ("wide", "fp16", "sm_80", ("fprop_implicit_gemm_mma", "fp16")),
-        ("wide", "tf32", "sm_120", ("fprop_implicit_gemm_mma", "tf32")),
-        ("wide", "fp32", "sm_90a", ("fprop_implicit_gemm_simt", "fp32")),
-        ("large", "fp32", "sm_90a", ("fprop_flattened_simt", "fp32")),
-        ("large", "fp64", "sm_90a", ("fprop_implicit_gemm_simt", "fp64")),
-        ("large", "fp32", "sm_80", ("fprop_implicit_gemm_simt", "fp32")),
-        ("wide", "fp64", "sm_100", ("fprop_implicit_gemm_simt", "fp64")),
-        ("wide", "tf32", None, ("fprop_implicit_gemm_simt", "fp32")),
-        ("wide", "bf16", None, ("fprop_tiled", "bf16")),
+        ("depthwise", "tf32", "sm_90a", "fp32"),
+        ("patch", "bf16", "sm_90a", "bf16"),
+        ("wide", "tf32", "sm_90a", "tf32"),
+        ("wide", "tf32x3", "sm_90a", "tf32x3"),
+        ("wide", "tf32", "sm_120", "tf32"),
+        ("wide", "fp16", "sm_80", "fp16"),
+        ("large", "fp32", "sm_90a", "fp32"),
+        ("large", "fp64", "sm_80", "fp64"),
     ],
 )
-def test_the_heuristic(layer: str, precision: str, arch: str | None, expected: tuple[str, str]) -> None:
-    assert taken(arch, LAYERS[layer], precision) == expected
+def test_the_instance_is_the_quickest_that_is_allowed(layer: str, precision: str, arch: str, instance: str) -> None:
+    assert taken(arch, LAYERS[layer], precision)[1] == instance
+
+
+def test_large_layers_get_the_kernels_that_were_written_for_them() -> None:
+    """By the costs that ship; no plain kernel comes near to these."""
+    plain = {f"fprop_{name}" for name in ("tiled", "residue", "gather")}
+    for layer, problem in LAYERS.items():
+        for precision in ("fp32", "tf32", "tf32x3", "bf16", "fp16"):
+            for arch in ("sm_80", "sm_90a"):
+                assert taken(arch, problem, precision)[0] not in plain, f"{layer} {precision} {arch}"
+    for precision in ("tf32", "bf16", "fp16"):
+        assert taken("sm_90a", LAYERS["wide"], precision)[0].endswith("_wgmma")
+
+
+def test_the_host_takes_what_is_cheap_to_run_there() -> None:
+    assert taken(None, LAYERS["wide"], "tf32") == ("fprop_implicit_gemm_simt", "fp32")
+    assert taken(None, LAYERS["wide"], "bf16") == ("fprop_tiled", "bf16")
+    assert taken(None, LAYERS["patch"], "fp32") == ("fprop_patch", "fp32")
+    for pass_name, names in ORDER.items():
+        assert set(names) <= set(registry.kernels(pass_name))
 
 
 @pytest.mark.parametrize("arch", [None, *CARDS, FUTURE])
@@ -155,129 +148,24 @@ def test_the_last_bytes_are_for_static_shared_memory(monkeypatch: pytest.MonkeyP
         decide("fprop", problem, given(NumpyLibrary(), "cpu", problem=problem), kernel.name, "tf32", "host")
 
 
-def test_a_card_takes_the_order_of_the_newest_architecture_that_is_not_newer() -> None:
-    for pass_name, orders in ORDER.items():
-        assert set(orders) == {"host", "sm_80", "sm_90a"}
-        assert {name for names in orders.values() for name in names} <= set(registry.kernels(pass_name))
-        assert order_on(None, pass_name) is orders["host"] and order_on("sm_90a", pass_name) is orders["sm_90a"]
-        for arch in ("sm_75", *(set(CARDS) - {"sm_90a"}), FUTURE):
-            assert order_on(arch, pass_name) is orders["sm_80"]
-    for arch in CARDS.keys() - {"sm_90a"}:
-        assert all(registry.kernel(name).why_not_on(arch) is None for name in order_on(arch, "fprop"))
-
-
-@pytest.mark.parametrize("arch", ["sm_86", "sm_89", "sm_103a", "sm_121a", FUTURE])
+@pytest.mark.parametrize("arch", ["sm_86", "sm_89"])
 def test_a_card_takes_what_those_before_it_take(arch: str) -> None:
     for layer in LAYERS.values():
         for precision in DTYPES:
             assert taken(arch, layer, precision) == taken("sm_80", layer, precision)
 
 
-def test_channels_last_has_an_order_of_its_own() -> None:
-    patch, odd = LAYERS["patch"], replace(LAYERS["patch"], out_channels=LAYERS["patch"].out_channels + 4)
-    found = choose(on("sm_90a"), "fprop", patch, "bf16")
-    assert found.kernel is registry.kernel("fprop_patch_wgmma")
-    assert "fprop_patch_channels_last: loads and stores one element at a time unless channels lie together" in found.passed_over[-1]
-    assert choose(on("sm_90a"), "fprop", patch, "bf16", "channels_last").kernel is registry.kernel("fprop_patch_channels_last")
-    assert choose(on("sm_90a"), "fprop", odd, "tf32", "channels_last").kernel is registry.kernel("fprop_patch_channels_last")
-    found = choose(on("sm_90a"), "fprop", odd, "bf16", "channels_last")
-    assert found.kernel is registry.kernel("fprop_patch_stationary")
-    assert "fprop_patch_channels_last: loads and stores one element at a time unless channels come in 8" in found.passed_over[-2]
-    assert "fprop_patch_wgmma: loads and stores one element at a time where channels lie" in found.passed_over[-1]
-
-
-def test_few_voxels_and_volumes_without_vectors_have_an_order_of_their_own() -> None:
-    few, odd = Problem(1, 128, 128, (3, 3, 3), (2, 2, 2), (2, 2, 2)), Problem(1, 64, 64, (7, 7, 7), (2, 2, 2), (2, 2, 2))
-    for arch in CARDS:
-        for precision in ("tf32", "bf16", "fp16"):
-            for layout in ("ncdhw", "channels_last"):
-                assert choose(on(arch), "fprop", few, precision, layout).kernel is registry.kernel("fprop_patch_split_k")
-            enough = choose(on(arch), "fprop", replace(few, input_size=(4, 8, 8)), precision)
-            assert enough.kernel is registry.kernel("fprop_patch_wgmma" if arch == "sm_90a" else "fprop_patch_stationary")
-            assert "fprop_patch_split_k: reads its inputs once for every few columns" in " ".join(enough.passed_over)
-        assert choose(on(arch), "fprop", few, "tf32x3").kernel is registry.kernel("fprop_patch_stationary")
-    assert choose(on("sm_90a"), "fprop", few, "fp32").kernel is registry.kernel("fprop_patch")
-    assert choose(on("sm_80"), "fprop", few, "fp32", "channels_last").kernel is registry.kernel("fprop_patch_channels_last_simt")
-    # 54 voxels of more channels than a block of fprop_patch_split_k has shared memory for
-    deep = Problem(2, 4096, 128, (3, 3, 3), (2, 2, 2), (2, 2, 2))
-    found = choose(on("sm_90a"), "fprop", deep, "tf32")
-    assert found.kernel is registry.kernel("fprop_patch_mma")
-    assert any("fprop_patch_wgmma: keeps its weights" in reason for reason in found.passed_over)
-    assert any("fprop_patch_split_k: a block keeps all channels" in reason for reason in found.passed_over)
-    found = choose(on("sm_90a"), "fprop", odd, "bf16")
-    assert found.kernel is registry.kernel("fprop_patch_stationary")
-    assert "fprop_patch_wgmma: loads 16-bit volumes" in found.passed_over[-1]
-    assert choose(on("sm_90a"), "fprop", odd, "tf32").kernel is registry.kernel("fprop_patch_wgmma")
-
-
-def test_few_voxels_of_many_channels_have_an_order_of_their_own() -> None:
-    few = Problem(16, 384, 192, (4, 4, 4), (4, 4, 4), (2, 2, 2), (1, 1, 1))
-    for arch in CARDS:
-        for precision in ("tf32", "tf32x3", "fp32", "bf16", "fp16"):
-            for problem, taken in ((few, True), (replace(few, batch=17), False), (replace(few, in_channels=48), False)):
-                found = choose(on(arch), "fprop", problem, precision)
-                assert (found.kernel is registry.kernel("fprop_col2im")) == taken, f"{problem} {precision} {arch}"
-                assert taken or any("fprop_col2im: is for at most 1024 voxels" in reason for reason in found.passed_over)
-
-
-def test_strided_layers_of_many_channels_have_an_order_of_their_own() -> None:
-    strided = Problem(1, 128, 64, (8, 16, 16), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
-    stationary = registry.kernel("fprop_stationary_wgmma")
-    class_by_class, rolling = registry.kernel("fprop_implicit_gemm_wgmma"), registry.kernel("fprop_rolling_wgmma")
-    for problem, precision, layout, expected in (
-        (strided, "bf16", "ncdhw", class_by_class),
-        (strided, "tf32", "ncdhw", class_by_class),
-        (strided, "tf32", "channels_last", class_by_class),
-        (replace(strided, out_channels=32), "tf32", "channels_last", rolling),
-        (replace(strided, out_channels=56), "fp16", "ncdhw", rolling),
-        (replace(strided, out_channels=32), "fp16", "channels_last", class_by_class),
-        (replace(strided, out_channels=24), "fp16", "channels_last", rolling),
-        (replace(strided, in_channels=24), "fp16", "channels_last", stationary),
-        (replace(strided, stride=(1, 2, 2), output_padding=(0, 1, 1)), "bf16", "ncdhw", rolling),
-        (replace(strided, dilation=(1, 1, 2)), "bf16", "ncdhw", rolling),
-        (replace(strided, in_channels=64), "bf16", "ncdhw", stationary),
-        (replace(strided, in_channels=64), "tf32", "ncdhw", stationary),
-        (replace(strided, in_channels=32, out_channels=16), "tf32", "ncdhw", stationary),
-        (replace(strided, in_channels=64), "bf16", "channels_last", stationary),
-        (replace(strided, in_channels=64, kernel_size=(7, 7, 7)), "bf16", "ncdhw", class_by_class),
-        (replace(strided, in_channels=32, out_channels=8), "bf16", "ncdhw", stationary),
-        (replace(strided, in_channels=64, out_channels=8), "bf16", "ncdhw", rolling),
-        (replace(strided, in_channels=64, groups=2), "bf16", "ncdhw", rolling),
-    ):
-        found = choose(on("sm_90a"), "fprop", problem, precision, layout)
-        assert found.kernel is expected, f"{problem} {precision} {layout}"
-        assert expected is stationary or any("fprop_stationary_wgmma" in reason for reason in found.passed_over)
-        assert expected is not rolling or "fprop_implicit_gemm_wgmma" in found.passed_over[-1]
-    assert choose(on("sm_80"), "fprop", strided, "bf16").kernel is registry.kernel("fprop_implicit_gemm_mma")
-
-
 def test_what_the_order_ends_with_takes_every_problem() -> None:
     odd = Problem(1, 3, 3, (2, 3, 2), (1, 2, 3), (3, 5, 1), (0, 1, 2), dilation=(7, 1, 3))
-    for orders in ORDER.values():
-        for names in orders.values():
-            assert all(registry.kernel(names[-1]).why_not(odd, dtype) is None for dtype in ("fp64", "fp32", "fp16", "bf16"))
+    for names in ORDER.values():
+        assert all(registry.kernel(names[-1]).why_not(odd, dtype) is None for dtype in ("fp64", "fp32", "fp16", "bf16"))
 
 
-def test_each_kernel_passed_over_says_why() -> None:
-    steps = choose(on("sm_90a"), "fprop", WIDE, "fp32").steps
-    assert steps[0] == "database: nothing for this problem or one near it"
-    assert [step.split()[0].rstrip(":") for step in steps[1:]] == [
-        *("fprop_depthwise", "fprop_few_outputs", "fprop_grouped_mma", "fprop_grouped"),
-        *("fprop_patch_split_k", "fprop_col2im", "fprop_patch_channels_last", "fprop_patch_wgmma", "fprop_patch_stationary"),
-        *("fprop_patch_mma", "fprop_patch_channels_last_simt", "fprop_patch"),
-        *("fprop_stationary_wgmma", "fprop_implicit_gemm_wgmma", "fprop_rolling_wgmma", "fprop_implicit_gemm_mma"),
-        "fprop_flattened_simt",
-    ]
-    assert "lays the input out first" in steps[-1]
-    assert "has no fp32 instance (it has tf32" in steps[-2] and "one input channel a group" in steps[1]
-
-
-def test_shared_memory_that_the_gpu_has_not_is_a_reason() -> None:
-    assert taken("sm_90a", WIDE, "tf32", limit=227 << 10)[0] == "fprop_rolling_wgmma"
-    found = choose(on("sm_90a", 99 << 10), "fprop", WIDE, "tf32")
-    assert found.kernel is not None and found.kernel.name == "fprop_implicit_gemm_mma"
-    needed = max(launch.shared_bytes for launch in registry.kernel("fprop_rolling_wgmma").plan(WIDE, "tf32").launches)
-    assert f"a block needs {needed} bytes of shared memory, this GPU gives it 101376" in found.steps[-1], "of the loosest instance"
+def test_shared_memory_that_the_gpu_has_not_is_held_against_every_candidate() -> None:
+    large = choose(on("sm_90a", 227 << 10), "fprop", WIDE, "tf32")
+    small = choose(on("sm_90a", 99 << 10), "fprop", WIDE, "tf32")
+    left_out = {one.kernel.name for one in large.candidates} - {one.kernel.name for one in small.candidates}
+    assert "fprop_rolling_wgmma" in left_out
     assert taken("sm_90a", WIDE, "tf32", limit=1 << 10)[0] in ("fprop_tiled", "fprop_residue", "fprop_gather")
 
 
@@ -304,15 +192,14 @@ def test_the_limit_holds_for_the_database_and_for_a_kernel_by_name(own: Path, mo
 
 def test_what_was_measured_comes_first_and_at_once(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     near = replace(WIDE, batch=4)
-    assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_rolling_wgmma"
+    assert taken("sm_90a", WIDE, "tf32")[0] != "fprop_tiled"
     Database([entry("fprop_tiled", tunables={**registry.kernel("fprop_tiled").tunables, "TILE_DEPTH": 16})]).save(own)
     found = choose(on("sm_90a"), "fprop", WIDE, "tf32")
     assert found.kernel is not None and (found.kernel.name, found.instance) == ("fprop_tiled", "fp32")
     assert found.kernel.tunables["TILE_DEPTH"] == 16
     assert found.steps == ("database: the quickest on this very problem, 3 ms on GPU sm_90a",), "packing is in the time"
     assert choose(on("sm_90a"), "fprop", WIDE, "tf32", packed=True).steps[0].endswith("2 ms on GPU sm_90a")
-    (step,) = choose(on("sm_90a"), "fprop", near, "tf32").steps
-    assert step == f"database: the quickest on the nearest that was measured, {WIDE}, 3 ms on GPU sm_90a"
+    assert choose(on("sm_90a"), "fprop", near, "tf32").tuned is None, "a measurement is of its very problem"
     for other in (("sm_80", "tf32", "ncdhw"), ("sm_90a", "bf16", "ncdhw"), ("sm_90a", "tf32", "channels_last")):
         assert choose(on(other[0]), "fprop", WIDE, *other[1:]).tuned is None
     Database([entry("fprop_residue", device=HostBackend().device_name, problem=str(SMALL))]).save(own)
@@ -346,21 +233,8 @@ def test_a_card_that_was_not_measured_takes_what_is_known_of_its_kind(own: Path)
         assert (tuned.device if tuned else None) == device
     Database([on_h200, entry("fprop_gather", device=h100)]).save(own)
     assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_gather", "the first of them that knows"
-    Database([on_h200, entry("fprop_gather", device=h100), entry("fprop_residue", problem=replace(WIDE, batch=4))]).save(own)
-    assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_gather", "this very problem comes first"
-    assert taken("sm_90a", replace(WIDE, batch=8), "tf32")[0] == "fprop_residue", "then the card's own"
-
-
-def test_what_was_quick_for_a_problem_near_it_must_suit_this_one(own: Path) -> None:
-    """A kernel that moves vectors of channels was measured; the problem near it has channels that are none."""
-    patch = LAYERS["patch"]
-    odd = replace(patch, out_channels=patch.out_channels + 2)
-    known = entry("fprop_patch_channels_last", problem=patch, precision="bf16", instance="bf16", layout="channels_last")
-    Database([known]).save(own)
-    found = choose(on("sm_90a"), "fprop", replace(patch, batch=2 * patch.batch), "bf16", "channels_last")
-    assert found.kernel is not None and found.kernel.name == "fprop_patch_channels_last" and found.tuned is not None
-    found = choose(on("sm_90a"), "fprop", odd, "bf16", "channels_last")
-    assert found.kernel is not None and found.kernel.name == "fprop_patch_stationary" and found.tuned is None
+    Database([on_h200, entry("fprop_gather", device=h100), entry("fprop_residue")]).save(own)
+    assert taken("sm_90a", WIDE, "tf32")[0] == "fprop_residue", "the card's own comes first"
 
 
 def test_a_seen_problem_is_one_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,14 +247,18 @@ def test_a_seen_problem_is_one_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kernel_registered_in_this_process_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_own", {})
-    before = choose(on("sm_80"), "fprop", WIDE, "fp32").kernel
+    found = choose(on("sm_80"), "fprop", WIDE, "fp32")
+    before = found.kernel
     assert before is not None
-    mine = ct.Kernel.from_source(before.source, before.name)
+    mine = ct.Kernel.from_source(registry.kernel(before.name).source, before.name)
     registry.register(mine, replace=True)
-    assert choose(on("sm_80"), "fprop", WIDE, "fp32").kernel is mine
+    after = choose(on("sm_80"), "fprop", WIDE, "fp32").kernel
+    assert after is not None and after.name == before.name and after.tunables == before.tunables
+    assert after is mine or after.source is mine.source
+    assert after is not before
     atomic = ct.Kernel.from_source(registry.kernel("fprop_scatter").source, before.name)
     registry.register(atomic, replace=True)
-    assert taken("sm_80", WIDE, "fp32")[0] == "fprop_tiled", "not deterministic"
+    assert taken("sm_80", WIDE, "fp32")[0] == found.candidates[1].kernel.name, "not deterministic"
 
 
 def given(library: Library, device: str, layout: str = "ncdhw", problem: Problem = WIDE) -> dict[str, Array]:
@@ -505,30 +383,13 @@ def test_a_launch_bound_problem_of_torchs_tensors_is_left_to_torch(
     assert chosen(ct.arrays.TorchLibrary()) is None
     assert chosen(CupyLibrary()) is registry.kernel("fprop_gather")
     assert main(["info", "--why", str(LAUNCH_BOUND)]) == 0
-    why = capsys.readouterr().out.split("  fprop tf32: ")[1].split("  fprop tf32x3: ")[0]
+    why = capsys.readouterr().out.split("  fprop tf32 ncdhw: ")[1].split("  fprop tf32 channels_last: ")[0]
     assert "costs its launch and little more: at most 4194304 FLOP (262144 on a CPU), 1048576 bytes and 1024 products a sum" in why
     assert "torch's own operator" in why and "queueing torch's operator costs the host no more" in why
     measured = entry("fprop_tiled", problem=LAUNCH_BOUND, median_ms=0.01, with_packing_ms=0.01)
     library = replace(measured, kernel="library", digest="", median_ms=0.02, with_packing_ms=0.02)
     Database([measured, library]).save(own)
     assert chosen(ct.arrays.TorchLibrary()) is registry.kernel("fprop_tiled"), "what was measured counts for more"
-
-
-@pytest.mark.parametrize(("library_ms", "left"), [(1.24, True), (1.26, False)])
-def test_a_near_measurement_has_to_be_clear(library_ms: float, left: bool, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What wins by a hair on one problem may lose on another."""
-    pytest.importorskip("torch")
-    gpu = on("sm_90a")
-    monkeypatch.setattr(choice, "backend_for", lambda *_: gpu)
-    near = replace(WIDE, batch=2 * WIDE.batch)
-    measured = entry("fprop_tiled", device=gpu.device_name, problem=str(near), median_ms=1.0, with_packing_ms=1.0)
-    Database([measured, replace(measured, kernel="library", digest="", median_ms=library_ms, with_packing_ms=library_ms)]).save(own)
-
-    def is_left(problem: Problem) -> bool:
-        return decide("fprop", problem, given(ct.arrays.TorchLibrary(), "cuda", problem=problem), "auto", "tf32", None).kernel is None
-
-    assert is_left(WIDE) == left
-    assert not is_left(near)
 
 
 @pytest.mark.parametrize(("library_ms", "left"), [(None, True), (0.5, True), (2.0, False)])
@@ -539,7 +400,8 @@ def test_torchs_cuda_tensors_get_a_kernel_where_it_was_measured_to_be_quicker(
     pytest.importorskip("torch")
     gpu = on("sm_90a")
     monkeypatch.setattr(choice, "backend_for", lambda *_: gpu)
-    ours = registry.kernel(ORDER[pass_name]["sm_90a"][-1])
+    monkeypatch.setattr(cost, "SHIPPED", own.with_name("no costs.json"))
+    ours = registry.kernel(ORDER[pass_name][-1])
 
     def chosen(library: Library, backend: str | None, algorithm: str = "auto") -> ct.Kernel | None:
         return decide(pass_name, WIDE, given(library, "cuda"), algorithm, "ieee", backend).kernel

@@ -17,7 +17,7 @@ LAYERS = (  # each imports those before it; a module of the package that is name
     ("errors", "files", "records", "scratch", "problem", "limits", "architecture", "includes", "dtypes", "expressions", "cache", "plans"),
     ("reference", "kernel"),
     ("registry", "source"),
-    ("tuning", "backends"),
+    ("tuning", "cost", "backends"),
     ("arrays", "choice"),
     ("packs", "torch_library", "torch_rules", "torch_plan", "torch_op", "torch_layer", "ops", "nn"),
     ("lab", "plots"),

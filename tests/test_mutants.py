@@ -65,6 +65,8 @@ def test_every_operator_changes_one_place_of_the_code() -> None:
         ("choice", "?", "&& false ?"),
         ("modulo", "%", "/"),
     } <= changes
+    declared = SMALL.replace("[[launch]]", '[cost]\nsteps = "ceil_div(taps, 2)"\nproducts = "ceil_div(batch, 2)"\n\n[[launch]]', 1)
+    assert declared != SMALL and [m.key for m in mutants(declared)] == [m.key for m in found], "a cost changes no result"
     untouched = [n for n, line in enumerate(SMALL.splitlines(), 1) if line.startswith(("#", "static", "extern", "  //"))]
     assert not {m.line for m in found} & set(untouched)
 

@@ -19,7 +19,7 @@ from cupy_convt3d.lab.bench.measure import Bench, Row
 from cupy_convt3d.lab.tune import tune
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.source import code_digest
-from cupy_convt3d.tuning import Database, Entry, Question, configured, distance, lookup, stale
+from cupy_convt3d.tuning import Database, Entry, Question, configured, lookup, stale
 
 PROBLEM = Problem(2, 8, 8, 6, 3, 2, 1)
 QUESTION = Question("GPU Z", "fprop", "tf32", "ncdhw")
@@ -94,7 +94,7 @@ def test_lookup_takes_the_quickest_that_can(own: Path) -> None:
     quick = entry(median_ms=1.0, with_packing_ms=4.0, tunables={**registry.kernel("fprop_tiled").tunables, "TILE_DEPTH": 16})
     Database([quick, entry("fprop_gather", median_ms=0.5)]).save(own)
     gather = lookup(QUESTION, PROBLEM)
-    assert gather is not None and gather.kernel.name == "fprop_gather" and gather.instance == "fp32" and gather.exact
+    assert gather is not None and gather.kernel.name == "fprop_gather" and gather.instance == "fp32"
     Database([quick, entry("fprop_gather")]).save(own)  # is read again
     found = lookup(QUESTION, PROBLEM, packed=True)
     assert found is not None and (found.kernel.name, found.elapsed_ms) == ("fprop_tiled", 1.0)
@@ -128,16 +128,12 @@ def test_an_entry_of_other_code_does_not_count(own: Path) -> None:
     assert Database([entry(digest="0" * 16)]).find(QUESTION, PROBLEM, registry.kernel("fprop_tiled")) is None
 
 
-def test_the_nearest_problem_answers_where_none_is_exact(own: Path) -> None:
-    near, far, other = replace(PROBLEM, batch=4), replace(PROBLEM, batch=16), replace(PROBLEM, stride=(1, 1, 1))
-    assert (distance(PROBLEM, near), distance(PROBLEM, far), distance(PROBLEM, PROBLEM)) == (1, 3, 0)
-    assert distance(PROBLEM, other) == distance(PROBLEM, replace(PROBLEM, groups=2)) == float("inf")
-    Database([entry("fprop_gather", problem=far), entry(problem=near), entry("fprop_residue", problem=other)]).save(own)
-    found = lookup(QUESTION, PROBLEM)
-    assert found is not None and (found.kernel.name, found.measured_on, found.exact) == ("fprop_tiled", near, False)
-    exact = lookup(QUESTION, far)
-    assert exact is not None and exact.kernel.name == "fprop_gather" and exact.exact
-    assert lookup(QUESTION, replace(PROBLEM, batch=256)) is None, "four doublings are too far"
+def test_a_measurement_is_of_its_very_problem(own: Path) -> None:
+    near = replace(PROBLEM, batch=4)
+    Database([entry(problem=near)]).save(own)
+    assert lookup(QUESTION, PROBLEM) is None
+    found = lookup(QUESTION, near)
+    assert found is not None and found.kernel.name == "fprop_tiled"
 
 
 def test_the_users_and_the_shipped_results_count_together(own: Path) -> None:
@@ -281,7 +277,7 @@ def test_the_command_and_what_finds_its_result(own: Path, capsys: pytest.Capture
     assert f"Written: {own}" in capsys.readouterr().out
     device = HostBackend().capabilities()["device"]
     found = lookup(Question(device, "fprop", "tf32", "ncdhw"), Problem.parse(name))
-    assert found is not None and found.exact and found.instance == "fp32"
+    assert found is not None and found.instance == "fp32"
     assert cli.main(["tune", *flags[:-4], "--kernels", "auto"]) == 2
     assert "--kernels auto" in capsys.readouterr().err
 

@@ -150,6 +150,7 @@ class Backend(ABC):
     multiprocessors = HOST_MULTIPROCESSORS
     reports_faults = False  # before one ends the process: who touched which address
     shared_limit: int | None = None  # bytes of dynamic shared memory that a block may ask for; None: no limit is known
+    clock_hz = memory_bytes_per_s = 0.0  # as the driver says; 0: unknown
 
     @abstractmethod
     def compile(self, instance: Instance) -> Module:
@@ -175,7 +176,8 @@ class Backend(ABC):
     @property
     def limits(self) -> Limits | None:
         """What `Kernel.why_not` holds a plan against; None where no limit is known."""
-        return None if self.shared_limit is None else Limits(self.shared_limit, self.multiprocessors)
+        more = (self.multiprocessors, self.clock_hz, self.memory_bytes_per_s)
+        return None if self.shared_limit is None else Limits(self.shared_limit, *more)
 
     def why_not(self, kernel: Kernel, problem: Problem, dtype: str) -> str | None:
         """Return the one sentence that says why a kernel cannot do a problem here, or None if it can."""

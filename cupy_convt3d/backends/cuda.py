@@ -116,6 +116,8 @@ class CudaBackend(Backend):
         self._modules: dict[Instance, CudaModule] = {}
         self.multiprocessors = properties["multiProcessorCount"]
         self.shared_limit = properties["sharedMemPerBlockOptin"]
+        self.clock_hz = 1e3 * properties.get("clockRate", 0)
+        self.memory_bytes_per_s = 2e3 * properties.get("memoryClockRate", 0) * properties.get("memoryBusWidth", 0) / 8  # two a clock
         self._flush: Any = None
 
     def compile(self, instance: Instance) -> CudaModule:

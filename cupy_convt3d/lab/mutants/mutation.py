@@ -81,11 +81,14 @@ class Mutant:
         return f"{where} {self.line}, {self.operator}: `{self.before.strip()}` becomes `{self.after.strip()}` in `{self.text}`"
 
 
+_COST = re.compile(r"^\[cost\]\n(?:[^\[\n].*\n|\n)*", re.MULTILINE)
+
+
 def mutants(source: str, file: str = "") -> list[Mutant]:
     """Return every mutant of a kernel's source, or of a header's, in the order of the places; some may not compile.
 
     Preprocessor lines, static_asserts, launch bounds and the parameters of functions stay as they are, and of the declaration
-    only the rounding up of grids is changed.
+    only the rounding up of grids is changed, not what is said of the kernel's cost.
     """
     found: list[Mutant] = []
     seen: dict[tuple[str, str, str, str], int] = {}
@@ -110,6 +113,7 @@ def _changes(source: str, declared: bool) -> Iterator[tuple[int, int, str, str]]
         if match[0] not in _NO_CALLS:
             yield from _swapped_arguments(code, match.end())
     declaration = source[: source.find("*/")] if declared else ""
+    declaration = _COST.sub(lambda table: " " * len(table[0]), declaration)
     for match in _CEIL_DIV.finditer(declaration):
         end = _closing(declaration, match.end() - 1)
         dividend, divisor = split_top_level(declaration[match.end() : end])

@@ -1,0 +1,510 @@
+"""What a kernel, or torch's own operator, is predicted to take: terms that a call's time is made of, with coefficients fitted for a card.
+
+A prediction is `sum(coefficient * term) * exp(trait weights)`. A term is a time in ms at what the card reaches at best: the useful FLOP at
+the rate of a large GEMM, a tensor's bytes at the rate of a large copy, what the busiest multiprocessor does as if all did as much. So a
+coefficient says how many times that long it takes, and is the same for every card of a kind; the terms follow the card. Traits (the
+logarithms of channels, taps, sizes) correct what the sum leaves, within bounds. What a block does is read from the kernel's declaration:
+its launches, its workspaces, and `[cost]` where it has one.
+
+Coefficients are fitted by `convt3d calibrate`. `costs.json` beside this module has those of the kernels that ship; a user's own are in
+`costs.json` beside the user's tuning database, and come first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from . import records, registry, tuning
+from .dtypes import DTYPES
+from .errors import CacheWarning, DataError, KernelError, shown
+from .expressions import evaluate
+from .files import read_text, write_whole
+from .kernel import Kernel, Limits
+from .problem import PASSES, Problem
+from .tuning import LAYOUTS, configured
+
+FORMAT = 1
+SHIPPED = Path(__file__).parent / "costs.json"
+MOST = 1e6  # of a coefficient, or of a trait's weight
+CALL_MS, LAUNCH_MS, STEP_MS = 0.003, 0.002, 0.001  # a first launch, one more, a step of a block's main loop
+MOST_CORRECTION = {"kernel": 0.7, "library": 1.5}  # of the logarithm
+CELL = 32  # channels that cuDNN's tiles are filled up to
+ALIKE = {"fp16": "bf16", "fp64": "fp32"}  # whose coefficients serve where an instance was not swept
+# A kernel that was never swept: pessimistic, so that it is taken only where others do badly. With a `[cost]` of its own it is taken at an
+# eighth of the GEMM rate, without one as the plainest kernels are.
+_UNKNOWN = {"call": 2.0, "launches": 1.5, "input": 4.0, "output": 4.0, "weight": 4.0, "workspace": 4.0, "packing": 4.0}
+_UNKNOWN_PRODUCTS = {True: 8.0, False: 300.0}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a card is known by, and what it reached in the sweep.
+
+    Attributes:
+        device, arch: `Backend.device_name`, and its architecture.
+        multiprocessors, clock_hz, memory_bytes_per_s: as its driver says; 0 where it does not.
+        copy_bytes_per_s: of a large copy, read and written.
+        gemm_flop_per_s: of a large GEMM, by dtype.
+    """
+
+    device: str
+    arch: str
+    multiprocessors: int
+    clock_hz: float
+    memory_bytes_per_s: float
+    copy_bytes_per_s: float
+    gemm_flop_per_s: Mapping[str, float]
+
+    def scaled(self, limits: Limits | None) -> Card:
+        """Return the same for another card: more multiprocessors, another clock and bandwidth."""
+        if limits is None:
+            return self
+        counts = limits.multiprocessors / self.multiprocessors
+        clocks = limits.clock_hz / self.clock_hz if limits.clock_hz and self.clock_hz else 1.0
+        known = limits.memory_bytes_per_s and self.memory_bytes_per_s
+        memory = limits.memory_bytes_per_s / self.memory_bytes_per_s if known else counts
+        rates = {name: rate * counts * clocks for name, rate in self.gemm_flop_per_s.items()}
+        return replace(
+            self, multiprocessors=limits.multiprocessors, copy_bytes_per_s=self.copy_bytes_per_s * memory, gemm_flop_per_s=rates
+        )
+
+    def ms(self, nbytes: float) -> float:
+        return 1e3 * nbytes / self.copy_bytes_per_s
+
+    def flop_ms(self, flop: float, dtype: str) -> float:
+        return 1e3 * flop / self.gemm_flop_per_s[dtype if dtype in self.gemm_flop_per_s else "fp32"]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What terms and traits are multiplied with; those that are left out are 0."""
+
+    terms: Mapping[str, float]
+    traits: Mapping[str, float] = field(default_factory=dict)
+    constant: float = 0.0
+
+    def milliseconds(self, terms: Mapping[str, float], traits: Mapping[str, float], most: float) -> float:
+        base = sum(value * terms[name] for name, value in self.terms.items())
+        correction = self.constant + sum(value * traits[name] for name, value in self.traits.items())
+        return max(base, 1e-3) * math.exp(min(most, max(-most, correction)))
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Tunables that are tried, and by what the logarithm of the prediction differs for them."""
+
+    tunables: Mapping[str, int]
+    offset: float
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """A kernel's instance on a card."""
+
+    kernel: str
+    instance: str
+    coefficients: Coefficients
+    configurations: tuple[Configuration, ...]
+
+
+@dataclass(frozen=True)
+class LibraryCost:
+    """torch's own operator on a card, for a pass, precision and layout.
+
+    Attributes:
+        low: in nine of ten held-out layers it took longer than the prediction times this: its algorithms switch, and a kernel has to beat
+            the quick ones.
+    """
+
+    pass_name: str
+    precision: str
+    layout: str
+    coefficients: Coefficients
+    low: float
+
+
+@dataclass(frozen=True)
+class CardCosts:
+    """All that is known of a card."""
+
+    card: Card
+    kernels: tuple[KernelCost, ...] = ()
+    library: tuple[LibraryCost, ...] = ()
+
+
+class Prediction(NamedTuple):
+    """A configuration of a kernel, the dtype to compile it for, and what it is predicted to take; `swept`: by coefficients of its own."""
+
+    kernel: Kernel
+    instance: str
+    ms: float
+    swept: bool
+
+
+def kernel_terms(kernel: Kernel, problem: Problem, instance: str, layout: str, card: Card, packed: bool) -> dict[str, float]:
+    """Return the terms of a kernel's call, in ms.
+
+    Raises:
+        KernelError: it cannot do the problem.
+    """
+    itemsize, multiprocessors = DTYPES[instance].itemsize, card.multiprocessors
+    names, plan = kernel.names(problem, instance, multiprocessors), kernel.plan(problem, instance, multiprocessors)
+    launches = [step for step in plan.launches if 0 not in step.grid]
+    packs = {step.packs for step in launches if step.packs is not None}
+    if packed:
+        launches = [step for step in launches if step.packs is None]
+    blocks = max(1, math.prod(launches[-1].grid)) if launches else 1
+    rounds = -(-blocks // multiprocessors)  # blocks of the busiest multiprocessor
+    flop_ms = card.flop_ms(problem.flop, instance)
+    cost = {name: evaluate(expression, names) for name, expression in kernel.cost.items()}
+    steps = cost.get("steps", 0)
+    block_ms = flop_ms / blocks * multiprocessors
+    if "products" in cost:
+        block_ms = card.flop_ms(2.0 * steps * cost["products"] * multiprocessors, instance)
+    block_bytes = steps * cost.get("bytes", 0) + cost.get("first_bytes", 0)
+    block_bytes_ms = card.ms(0.5 * block_bytes * multiprocessors)
+    accumulator = DTYPES[instance].accumulate.itemsize
+    workspace = sum(numel * accumulator for name, numel in plan.workspace.items() if name not in packs)
+    packing = 0 if packed else sum(numel * accumulator for name, numel in plan.workspace.items() if name in packs)
+    reads, writes, weight = (card.ms(itemsize * numel) for numel in _numels(kernel.pass_name, problem))
+    last, vector = layout == "channels_last", 16 // itemsize
+    odd_rows = not last and problem.output_size[2] * itemsize % 8 != 0
+    odd_volumes = not last and names["input_voxels"] * itemsize % 16 != 0
+    return {
+        "call": CALL_MS,
+        "launches": LAUNCH_MS * (len(launches) - 1),
+        "products": block_ms * rounds,
+        "block_products": block_ms,
+        "steps": STEP_MS * steps * rounds,
+        "block_steps": STEP_MS * steps,
+        "bytes": block_bytes_ms * rounds,
+        "flop": flop_ms,
+        "input": reads,
+        "output": writes,
+        "weight": weight,
+        "workspace": card.ms(workspace),
+        "packing": 0.0 if packed else card.ms(packing) + weight,
+        "odd_rows": writes * odd_rows,
+        "odd_volumes": reads * odd_volumes,
+        "short_rows": writes * (not last) * 8 / min(64, problem.output_size[2]),
+        "output_last": writes * last,
+        "input_last": reads * last,
+        "odd_out_channels": writes * (last and names["out_channels_per_group"] % vector != 0),
+        "odd_in_channels": reads * (last and names["in_channels_per_group"] % vector != 0),
+        "products_last": block_ms * rounds * last,
+        "bytes_last": block_bytes_ms * rounds * last,
+        "bytes_odd_volumes": block_bytes_ms * rounds * odd_volumes,
+    }
+
+
+def kernel_traits(problem: Problem, layout: str, terms: Mapping[str, float]) -> dict[str, float]:
+    """Return what corrects a kernel's prediction."""
+    last = float(layout == "channels_last")
+    ins, outs = math.log(problem.in_channels // problem.groups), math.log(problem.out_channels // problem.groups)
+    return {
+        "in_channels": ins,
+        "out_channels": outs,
+        "taps": math.log(math.prod(problem.kernel_size)),
+        "residues": math.log(math.prod(problem.stride)),
+        "row": math.log(problem.output_size[2]),
+        "groups": math.log(problem.groups),
+        "last": last,
+        "last_in_channels": last * ins,
+        "last_out_channels": last * outs,
+        "flop": math.log(terms["flop"] + CALL_MS),
+        "products": math.log(terms["products"] + CALL_MS),
+        "bytes": math.log(terms["input"] + terms["output"] + CALL_MS),
+    }
+
+
+def library_terms(pass_name: str, problem: Problem, precision: str, layout: str, card: Card) -> dict[str, float]:
+    """Return the terms of a call of torch's own operator, in ms. It multiplies clipped taps too, in tiles of channels."""
+    itemsize = DTYPES[precision].itemsize
+    ins, outs = problem.in_channels // problem.groups, problem.out_channels // problem.groups
+    taps = problem.batch * math.prod(problem.input_size) * math.prod(problem.kernel_size)
+    flop = card.flop_ms(2.0 * taps * problem.in_channels * outs, precision)
+    filled = (-(-ins // CELL) * CELL / ins) * (-(-outs // CELL) * CELL / outs)
+    reads, writes, weight = (card.ms(itemsize * numel) for numel in _numels(pass_name, problem))
+    vector, grouped = 16 // itemsize, problem.groups > 1
+    return {
+        "call": CALL_MS,
+        "flop": flop,
+        "filled_flop": flop * filled,
+        "depthwise_flop": flop * (grouped and ins == 1),
+        "grouped_flop": flop * grouped,
+        "patch_flop": flop * (problem.kernel_size == problem.stride),
+        "dense_flop": flop * (problem.stride == (1, 1, 1)),
+        "dilated_flop": flop * (max(problem.dilation) > 1),
+        "sum": 1e-5 * ins * math.prod(problem.kernel_size) / math.prod(problem.stride),
+        "input": reads,
+        "output": writes,
+        "weight": weight,
+        "odd_rows": writes * (problem.output_size[2] * itemsize % 8 != 0),
+        "odd_out_channels": writes * (outs % vector != 0),
+        "odd_in_channels": reads * (ins % vector != 0),
+    }
+
+
+def library_traits(problem: Problem, precision: str, terms: Mapping[str, float]) -> dict[str, float]:
+    """Return what corrects the prediction of torch's own operator."""
+    ins, outs = problem.in_channels // problem.groups, problem.out_channels // problem.groups
+    vector = 16 // DTYPES[precision].itemsize
+    return {
+        "in_channels": math.log(ins),
+        "out_channels": math.log(outs),
+        "taps": math.log(math.prod(problem.kernel_size)),
+        "residues": math.log(math.prod(problem.stride)),
+        "row": math.log(problem.output_size[2]),
+        "voxels": math.log(max(1, problem.batch) * math.prod(problem.input_size)),
+        "groups": math.log(problem.groups),
+        "grouped": float(problem.groups > 1),
+        "depthwise": float(problem.groups > 1 and ins == 1),
+        "odd_in_channels": float(ins % vector != 0),
+        "odd_out_channels": float(outs % vector != 0),
+        "patch": float(problem.kernel_size == problem.stride),
+        "dense": float(problem.stride == (1, 1, 1)),
+        "dilated": float(max(problem.dilation) > 1),
+        "uneven": float(len(set(problem.stride)) > 1),
+        "flop": math.log(terms["flop"] + CALL_MS),
+        "bytes": math.log(terms["input"] + terms["output"] + CALL_MS),
+    }
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TERMS = {  # the names that a file may have
+    "kernel": _names(
+        "call launches products block_products steps block_steps bytes flop input output weight workspace packing odd_rows odd_volumes "
+        "short_rows output_last input_last odd_out_channels odd_in_channels products_last bytes_last bytes_odd_volumes"
+    ),
+    "library": _names(
+        "call flop filled_flop depthwise_flop grouped_flop patch_flop dense_flop dilated_flop sum input output weight odd_rows "
+        "odd_out_channels odd_in_channels"
+    ),
+}
+TRAITS = {
+    "kernel": _names(
+        "in_channels out_channels taps residues row groups last last_in_channels last_out_channels flop products bytes"
+    ),
+    "library": _names(
+        "in_channels out_channels taps residues row voxels groups grouped depthwise odd_in_channels odd_out_channels patch dense dilated "
+        "uneven flop bytes"
+    ),
+}
+
+
+def _numels(pass_name: str, problem: Problem) -> tuple[int, int, int]:
+    """Return the elements of the tensor that is read, of the one that is written, and of the weight (of wgrad: the other one read)."""
+    shapes, written = problem.shapes(pass_name)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items() if name != "bias"}
+    weight = "weight" if "weight" in sizes else "grad_output"
+    read = next(name for name in sizes if name not in (written, weight))
+    return sizes[read], sizes[written], sizes[weight]
+
+
+class Costs:
+    """The costs that are known, of several cards, those that come first before the others."""
+
+    def __init__(self, cards: tuple[CardCosts, ...] = ()) -> None:
+        self.cards = cards
+        self._kernels = [{(one.kernel, one.instance): one for one in known.kernels} for known in cards]
+        self._library = [{(one.pass_name, one.precision, one.layout): one for one in known.library} for known in cards]
+
+    @classmethod
+    def load(cls, path: Path) -> Costs:
+        """Return the costs of a file: none if there is no file; a damaged or foreign one is ignored with a `CacheWarning`."""
+        try:
+            return cls.read(path)
+        except DataError as error:
+            warnings.warn(f"{error}; the costs were ignored", CacheWarning, stacklevel=2)
+            return cls()
+
+    @classmethod
+    def read(cls, path: Path) -> Costs:
+        """Return the costs of a file; none if there is no file.
+
+        Raises:
+            DataError: it is damaged or foreign; the message names the field.
+        """
+        where = f"costs {str(path)!r}"
+        try:
+            text = read_text(path)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError) as error:
+            raise DataError(f"{where}: cannot be read: {error}") from None
+        data = records.mapping(records.parse(text, where), where)
+        if (found := data.get("format")) != FORMAT:
+            raise DataError(f"{where}: format={shown(found)}: must be {FORMAT}")
+        cards = records.sequence(data.get("cards"), f"{where}: cards")
+        return cls(tuple(_card_costs(card, f"{where}, card {number}") for number, card in enumerate(cards, 1)))
+
+    def save(self, path: Path) -> None:
+        """Write the file; other processes see all of it or none.
+
+        Raises:
+            OSError: it cannot be written; what was there is still there.
+        """
+        lines = []
+        for known in self.cards:
+            head = f'{{"card":{_json(asdict(known.card))}'
+            tables = (
+                f'"{name}":[\n' + ",\n".join(_json(asdict(one)) for one in rows) + "\n]"
+                for name, rows in (("kernels", known.kernels), ("library", known.library))
+            )
+            lines.append(",\n".join((head, *tables)) + "}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, f'{{"format": {FORMAT}, "cards": [\n' + ",\n".join(lines) + "\n]}\n")
+        registry.revise()
+
+    def merged(self, new: CardCosts) -> Costs:
+        """Return these with what a sweep has found of a card in the place of what they had of the same kernels and precisions."""
+        old = next((known for known in self.cards if known.card.device == new.card.device), CardCosts(new.card))
+        kernels = {(one.kernel, one.instance): one for one in (*old.kernels, *new.kernels)}
+        library = {(one.pass_name, one.precision, one.layout): one for one in (*old.library, *new.library)}
+        rest = tuple(known for known in self.cards if known.card.device != new.card.device)
+        return Costs((CardCosts(new.card, tuple(kernels.values()), tuple(library.values())), *rest))
+
+    def near(self, device: str, arch: str | None) -> list[int]:
+        """Return the cards that speak for a device: itself, then others of its architecture, then all others."""
+        order = [(known.card.device != device, known.card.arch != arch, number) for number, known in enumerate(self.cards)]
+        return [number for *_, number in sorted(order)]
+
+    def predictions(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        instance: str,
+        question: tuning.Question,
+        packed: bool,
+        arch: str | None,
+        limits: Limits | None,
+    ) -> Iterator[Prediction]:
+        """Yield each configuration of a kernel's instance that is known and can do a problem, with its prediction."""
+        wanted = [(kernel.name, instance), *([(kernel.name, ALIKE[instance])] if instance in ALIKE else [])]
+        near = self.near(question.device, arch)
+        found = next(((n, self._kernels[n][key]) for key in wanted for n in near if key in self._kernels[n]), None)
+        if found is None:
+            if near and kernel.why_not(problem, instance, arch, limits) is None:
+                card = self.cards[near[0]].card.scaled(limits)
+                terms = kernel_terms(kernel, problem, instance, question.layout, card, packed)
+                unknown = Coefficients(_UNKNOWN | {"products": _UNKNOWN_PRODUCTS[bool(kernel.cost)]})
+                yield Prediction(kernel, instance, unknown.milliseconds(terms, {}, 0.0), False)
+            return
+        number, cost = found
+        card = self.cards[number].card.scaled(limits)
+        for configuration in cost.configurations:
+            try:
+                one = _fitted(kernel, configuration.tunables)
+            except KernelError:  # the kernel has changed
+                continue
+            if one.why_not(problem, instance, arch, limits) is not None:
+                continue
+            terms = kernel_terms(one, problem, instance, question.layout, card, packed)
+            traits = kernel_traits(problem, question.layout, terms)
+            ms = cost.coefficients.milliseconds(terms, traits, MOST_CORRECTION["kernel"]) * math.exp(configuration.offset)
+            yield Prediction(one, instance, ms, True)
+
+    def library_ms(
+        self, question: tuning.Question, problem: Problem, arch: str | None, limits: Limits | None
+    ) -> tuple[float, float] | None:
+        """Return what torch's own operator is predicted to take and what it takes when it is quick.
+
+        None where no card of the architecture was swept: other cards have other algorithms. tf32x3 is compared with fp32.
+        """
+        precision = "fp32" if question.precision == "tf32x3" else question.precision
+        for number in self.near(question.device, arch):
+            cost = self._library[number].get((question.pass_name, precision, question.layout))
+            if cost is not None and self.cards[number].card.arch == arch:
+                card = self.cards[number].card.scaled(limits)
+                terms = library_terms(question.pass_name, problem, precision, question.layout, card)
+                ms = cost.coefficients.milliseconds(
+                    terms, library_traits(problem, precision, terms), MOST_CORRECTION["library"]
+                )
+                return ms, ms * cost.low
+        return None
+
+
+def known() -> Costs:
+    """Return the user's own costs and those that ship, the own first; read again only where a file has changed."""
+    return _known(state())
+
+
+def state() -> tuple[tuple[str, tuple[int, int] | None], ...]:
+    """Return the files with their times and sizes: while it is the same, so are the costs."""
+    return tuple((path, tuning.stamp(path)) for path in (str(user_path()), str(SHIPPED)))
+
+
+def user_path() -> Path:
+    """Return the file of the user's own costs, beside the user's tuning database."""
+    return tuning.user_path().with_name("costs.json")
+
+
+@lru_cache(maxsize=8)
+def _known(stamps: tuple[tuple[str, tuple[int, int] | None], ...]) -> Costs:
+    return Costs(tuple(card for path, stamp in stamps if stamp is not None for card in Costs.load(Path(path)).cards))
+
+
+def _fitted(kernel: Kernel, tunables: Mapping[str, int]) -> Kernel:
+    """Return the kernel in a configuration; raises KernelError where it does not list a name or value."""
+    for name, value in tunables.items():
+        if value not in (*kernel.search.get(name, ()), kernel.tunables.get(name)):
+            raise KernelError(f"tunables.{name}={value}: is no value of {kernel.name}")
+    return configured(kernel, tuple(sorted({**kernel.tunables, **tunables}.items())))
+
+
+def _json(value: object) -> str:
+    return json.dumps(_rounded(value), separators=(",", ":"), sort_keys=True)
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _card_costs(value: object, where: str) -> CardCosts:
+    """Return a card's costs with every field of its type and in its range; raises DataError for any other."""
+    found = records.make(CardCosts, value, where)
+    card = found.card
+    records.within(card.multiprocessors, 1, 10**6, f"{where}: card: multiprocessors")
+    if "fp32" not in card.gemm_flop_per_s:
+        raise DataError(f"{where}: card: gemm_flop_per_s: has no fp32")
+    rates = {f"gemm_flop_per_s.{name}": rate for name, rate in card.gemm_flop_per_s.items()}
+    for name, rate in {"copy_bytes_per_s": card.copy_bytes_per_s, **rates}.items():
+        records.within(rate, 1.0, 1e20, f"{where}: card: {name}")
+    for name, rate in (("clock_hz", card.clock_hz), ("memory_bytes_per_s", card.memory_bytes_per_s)):
+        records.within(rate, 0.0, 1e20, f"{where}: card: {name}")
+    for number, one in enumerate(found.kernels):
+        place = f"{where}: kernels[{number}]"
+        records.one_of(one.instance, DTYPES, f"{place}: instance")
+        _check(one.coefficients, "kernel", f"{place}: coefficients")
+        for configuration in one.configurations:
+            records.within(configuration.offset, -MOST, MOST, f"{place}: offset")
+    for number, case in enumerate(found.library):
+        place = f"{where}: library[{number}]"
+        for name, known_names in (("pass_name", PASSES), ("precision", DTYPES), ("layout", LAYOUTS)):
+            records.one_of(getattr(case, name), known_names, f"{place}: {name}")
+        records.within(case.low, 0.0, 1.0, f"{place}: low")
+        _check(case.coefficients, "library", f"{place}: coefficients")
+    return found
+
+
+def _check(found: Coefficients, of: str, where: str) -> None:
+    """Raise DataError unless terms and traits are known, and the numbers in their range."""
+    for table, numbers, names in (("terms", found.terms, TERMS[of]), ("traits", found.traits, TRAITS[of])):
+        for name, number in numbers.items():
+            records.one_of(name, names, f"{where}: {table}")
+            records.within(number, 0.0 if table == "terms" else -MOST, MOST, f"{where}: {table}.{name}")
+    records.within(found.constant, -MOST, MOST, f"{where}: constant")
