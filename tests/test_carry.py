@@ -106,17 +106,18 @@ def test_entries_outlive_what_changes_no_machine_code(tmp_path: Path, monkeypatc
 
 def test_binaries_of_another_compiler_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("cupy", reason="NVRTC comes with CuPy")
-    other = tmp_path / "cupy_convt3d"
-    (other / "backends").mkdir(parents=True)
-    for name in ("__init__", "backends/__init__"):
-        (other / f"{name}.py").write_text("")
+    other, compiler = tmp_path / "cupy_convt3d", tmp_path / "cupy" / "cuda"
+    for folder in (other, compiler):
+        folder.mkdir(parents=True)
+    for init in (other, compiler, compiler.parent):
+        (init / "__init__.py").write_text("")
     (other / "registry.py").write_text("def kernels():\n    return {}\n")
     (other / "source.py").write_text("def code_digest(kernel):\n    return ''\n")
-    (other / "backends" / "nvrtc.py").write_text("def version():\n    return '11.8'\n")
+    (compiler / "nvrtc.py").write_text("def getVersion():\n    return 11, 8\n")
     with pytest.raises(DataError, match=r"machine code of NVRTC 11\.8 there cannot be compared with that of NVRTC \d"):
         carry.carry_on(str(tmp_path), [tmp_path / "tuning.json"])
-    (other / "backends" / "nvrtc.py").write_text("")
-    with pytest.raises(BackendError, match="cannot import name 'version'"):
+    (other / "source.py").write_text("")
+    with pytest.raises(BackendError, match="cannot import name 'code_digest'"):
         carry.carry_on(str(tmp_path), [tmp_path / "tuning.json"])
     with pytest.raises(DataError, match="'--version': is no revision of a clone"):
         carry.revision("--version")
