@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 _folders: dict[int, Path] = {}  # by process: a fork has one of its own
@@ -22,25 +23,54 @@ def folder() -> Path:
     """Return this process's folder, made if need be."""
     known = _folders.get(os.getpid())
     if known is None or not known.is_dir():
-        known = _folders[os.getpid()] = _make(Path(tempfile.gettempdir()) / f"convt3d-{os.getuid()}")
+        known = _folders[os.getpid()] = _make(_base())
     return known
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of processes that are gone: for who has killed some."""
+    base = _base()
+    if base.is_dir() and _is_ours(base):
+        with suppress(OSError), (base / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _remove_abandoned(base)
+
+
+def _base() -> Path:
+    return Path(tempfile.gettempdir()) / f"convt3d-{os.getuid()}"
 
 
 def _make(base: Path) -> Path:
     base.mkdir(mode=0o700, exist_ok=True)
-    status = base.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not _is_ours(base):
         return Path(tempfile.mkdtemp(prefix="convt3d-"))  # somebody else's: nothing of ours goes there
     with (base / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # nobody takes a folder for abandoned whose process has not locked it yet
-        for other in base.iterdir():
-            if other.is_dir() and _lock(other) is not None:
-                shutil.rmtree(other, ignore_errors=True)
+        _remove_abandoned(base)
         own = Path(tempfile.mkdtemp(dir=base, prefix=f"{os.getpid()}-"))
         _lock(own, keep=True)
-    pid = os.getpid()
-    atexit.register(lambda: shutil.rmtree(own, ignore_errors=True) if os.getpid() == pid else None)
+    atexit.register(_leave, own, os.getpid())
     return own
+
+
+def _is_ours(base: Path) -> bool:
+    """Whether it is a directory of this user's into which nobody else can write."""
+    status = base.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+def _leave(own: Path, pid: int) -> None:
+    """Remove a process's folder at its end, and those of the processes that it has killed; a fork's end is not its own."""
+    if os.getpid() == pid:
+        shutil.rmtree(own, ignore_errors=True)
+        remove_abandoned()
+
+
+def _remove_abandoned(base: Path) -> None:
+    """Remove the folders of processes that are gone; the caller has the base's lock."""
+    for other in base.iterdir():
+        if other.is_dir() and _lock(other) is not None:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _lock(path: Path, keep: bool = False) -> int | None:

@@ -119,11 +119,12 @@ static_assert(TILE_VOXELS % (2 * 16 * WARPS) == 0, "each warp owns whole m16 til
 // The cells of `CELL` channels: one for each part.
 __device__ inline void make_cells(const float (&x)[4], uint4 (&cells)[PARTS]) {
   cells[0] = make_uint4(round_to_tf32(x[0]), round_to_tf32(x[1]), round_to_tf32(x[2]), round_to_tf32(x[3]));
-  if (PARTS == 1) return;
-  unsigned high[4], low[4];
-  for (int i = 0; i < 4; ++i) split_tf32(x[i], high[i], low[i]);
-  cells[0] = make_uint4(high[0], high[1], high[2], high[3]);
-  cells[PARTS - 1] = make_uint4(low[0], low[1], low[2], low[3]);
+  if constexpr (PARTS > 1) {
+    unsigned high[4], low[4];
+    for (int i = 0; i < 4; ++i) split_tf32(x[i], high[i], low[i]);
+    cells[0] = make_uint4(high[0], high[1], high[2], high[3]);
+    cells[PARTS - 1] = make_uint4(low[0], low[1], low[2], low[3]);
+  }
 }
 
 template <class Narrow>

@@ -91,3 +91,27 @@ def test_a_random_kill_leaves_nothing_and_loses_nothing(name: str, tmp_path: Pat
             missing = [entry for entry in entries if entry not in after.get(file, [])]
             assert file.endswith(".progress") or not missing, f"{what}: {file} has lost {missing[:2]}"
         before = after
+
+
+def test_a_ctrl_c_is_answered_when_all_threads_have_ended() -> None:
+    """Python 3.11's `Thread.join` takes a thread for ended once a Ctrl-C has interrupted it."""
+    program = """
+import os, signal, time
+from cupy_convt3d.lab.threads import share
+
+def work(jobs):
+    for job in jobs:
+        if job == 0:
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        print("ended", job, flush=True)
+
+try:
+    share(range(9), 3, work)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    *ended, last = done.stdout.splitlines()
+    assert sorted(ended[:3]) == ["ended 0", "ended 1", "ended 2"] and len(ended) <= 6 and last == "interrupted", done.stdout

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 Job = TypeVar("Job")
@@ -37,15 +38,48 @@ def share(jobs: Iterable[Job], workers: int, work: Callable[[Iterator[Job]], Non
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run) for _ in range(min(workers, waiting.qsize()))]
+    together([run] * min(workers, waiting.qsize()), errors.append)
+    if errors:
+        raise errors[0]
+
+
+def together(
+    works: Sequence[Callable[[], None]], stop: Callable[[BaseException], None], meanwhile: Callable[[], None] | None = None
+) -> None:
+    """Run each work in a thread of its own, and return when all of them have ended.
+
+    NOTE: not by `Thread.join`: Python 3.11 takes a thread for ended whose `join` a Ctrl-C interrupts.
+
+    Args:
+        works: they raise nothing.
+        stop: called once with what has interrupted the waiting, a Ctrl-C or an error of `meanwhile`; has the works end early.
+        meanwhile: called some times a second.
+
+    Raises:
+        BaseException: the error of `meanwhile`, or a second Ctrl-C.
+    """
+    done: list[None] = []
+    ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            done.append(None)
+            ended.put(None)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
     for thread in threads:
         thread.start()
     try:
-        for thread in threads:
-            thread.join()
-    except KeyboardInterrupt as error:
-        errors.append(error)
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+        while len(done) < len(threads):
+            with suppress(queue.Empty):
+                ended.get(timeout=0.25)
+            if meanwhile is not None:
+                meanwhile()
+    except BaseException as error:
+        stop(error)
+        while len(done) < len(threads):
+            ended.get()
+        if not isinstance(error, KeyboardInterrupt):
+            raise

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..check.shrink import shrink_example
 from ..run.far import FAR
 from ..run.verify import Outcome
 from ..run.worker import Worker
+from ..threads import together
 from .findings import Finding, Journal, current_kernel, differences, finding_of, load, surroundings
 
 _CLASSES = list(strategies.FEATURES)
@@ -356,22 +358,19 @@ def _begin(
 
 def _drive(run: _Run, count: int, progress: Progress | None) -> None:
     start = time.monotonic()
-    threads = [threading.Thread(target=run.work, args=(str(number),)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        while any(thread.is_alive() for thread in threads):
-            threads[0].join(0.25) if threads[0].is_alive() else time.sleep(0.05)
-            run.measure(start)
-            if progress is not None:
-                progress(run.report)
-    except KeyboardInterrupt:
-        run.report.note = "interrupted"
-    finally:
+
+    def stop(error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            run.report.note = "interrupted"
         run.stopped.set()
-        for thread in threads:
-            thread.join()
+
+    def meanwhile() -> None:
         run.measure(start)
+        if progress is not None:
+            progress(run.report)
+
+    together([partial(run.work, str(number)) for number in range(count)], stop, meanwhile)
+    run.measure(start)
     if run.errors:
         raise run.errors[0]
 

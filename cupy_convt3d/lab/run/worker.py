@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ... import limits
+from ... import limits, scratch
 from ...cache import VARIABLE, cache_directory
 from ...errors import BackendError, LaunchError
 from ...kernel import Kernel
@@ -210,6 +210,7 @@ class Worker:
         self._process.communicate()
         if self._pid and not self._sandboxed:  # of a judge that was killed
             process.kill(self._pid)
+        scratch.remove_abandoned()
         return self._process.returncode
 
     def _replace(self, hang: str | None) -> dict[str, Any]:
@@ -258,5 +259,5 @@ def _explained(kind: str, problem: Problem, outcome: Outcome) -> Outcome:
 
 def _import_path() -> str:
     """Return a PYTHONPATH under which the child finds this very package."""
-    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(filter(None, paths))
