@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .ops import conv_transpose3d, conv_transpose3d_grad_input, conv_transpose3d_grad_weight
     from .problem import Problem
     from .registry import kernels
+    from .trials import no_trials
 
 # Name: (module, attribute; None is the module itself). Everything loads at first use, so the import itself brings not even NumPy.
 _LAZY: dict[str, tuple[str, str | None]] = {
@@ -25,6 +26,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "check": ("lab.check", "check"),
     "kernels": ("registry", "kernels"),
     "nn": ("nn", None),
+    "no_trials": ("trials", "no_trials"),
     "plots": ("plots", None),
     "suites": ("lab.suites", None),
 }
@@ -46,6 +48,7 @@ __all__ = [
     "conv_transpose3d_grad_weight",
     "kernels",
     "nn",
+    "no_trials",
     "plots",
     "suites",
 ]

@@ -3,8 +3,8 @@
 "auto" takes what `convt3d tune` found quickest for this very problem on this device, else on another card of its architecture. Where
 nothing was measured it takes what is predicted to be the quickest (`cost`), in the loosest arithmetic allowed. What spreads NaN
 (`Kernel.spreads_nan`) is not taken, since torch's operator does not. torch's CUDA tensors, for which torch has an operator of its own,
-go to a kernel only where it was measured to be the quicker, or is predicted to be so against a quick call of that operator. `convt3d info
---why` shows these steps.
+go to a kernel only where it was measured to be the quicker, or is predicted to be so against a quick call of that operator; under
+`cudnn.benchmark` a trial at the first call measures it (`trials`). `convt3d info --why` shows these steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -45,6 +45,9 @@ ORDER = {
 # through before that.
 LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**10
 HOST_BOUND_FLOP = 2**18
+# Kernels that a first-call trial is worth: so many, of those predicted to take no more than so many times what the best of them, or
+# torch's operator, is predicted to take.
+MOST_RIVALS, WORTH_A_TRIAL = 3, 2.0
 _LAUNCH_BOUND = {"fprop": "fprop_gather", "dgrad": "dgrad_gather"}
 
 
@@ -133,6 +136,17 @@ class Automatic:
         return None
 
     @property
+    def rivals(self) -> tuple[Candidate, ...]:
+        """The kernels that a trial beside torch's own operator may show to be the quickest; none where that was measured."""
+        if self.tuned is not None:
+            return () if self.tuned.library_ms is not None else (Candidate(self.tuned.kernel, self.tuned.instance),)
+        predicted = [(one.ms, one) for one in self.candidates if one.ms is not None]
+        if not predicted:
+            return ()
+        best = min([predicted[0][0], *(() if self.library is None else self.library[:1])])
+        return tuple(one for ms, one in predicted[:MOST_RIVALS] if ms <= WORTH_A_TRIAL * best)
+
+    @property
     def steps(self) -> tuple[str, ...]:
         """What was looked up and tried, a line each."""
         if self.tuned is not None:
@@ -145,12 +159,25 @@ class Automatic:
 
 @dataclass(frozen=True)
 class Choice:
-    """Who computes a call: a kernel's instance of that dtype on a backend, or torch's own operator (no kernel)."""
+    """Who computes a call: a kernel's instance of that dtype on a backend, or torch's own operator (no kernel).
+
+    Attributes:
+        trial: what a trial at the first call could tell; None where nothing is open.
+    """
 
     kernel: Kernel | None
     instance: str
     backend: str
     precision: str
+    trial: Trial | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was not measured, and who is to be timed: torch's own operator and the most promising kernels."""
+
+    question: Question
+    contestants: tuple[Choice, ...]
 
 
 @lru_cache(maxsize=64)
@@ -204,9 +231,13 @@ def decide(
             if is_torch and backend is None:
                 return Choice(None, first.dtype, "torch", fp32)
             raise
+        torchs, trial = Choice(None, first.dtype, "torch", fp32), None
+        if is_torch and backend is None and taken.rivals:
+            question = Question(runs_on.device_name, pass_name, precision, layout)
+            trial = Trial(question, (torchs, *(Choice(rival.kernel, rival.instance, where, fp32) for rival in taken.rivals)))
         if is_torch and backend is None and taken.left_to_torch:
-            return Choice(None, first.dtype, "torch", fp32)
-        return Choice(taken.kernel, taken.instance, where, fp32)
+            return replace(torchs, trial=trial)
+        return Choice(taken.kernel, taken.instance, where, fp32, trial)
     kernel = _named(algorithm, pass_name)
     instance, reason = instance_for(kernel, problem, precision, runs_on)
     if instance is None:

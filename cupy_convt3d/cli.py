@@ -155,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--out", type=Path, metavar="FILE.json", help="of the results; until they are complete FILE.json.partial")
     bench.add_argument("--minutes", type=_positive, help="of a population: begin nothing new after so long; the same command goes on")
     bench.add_argument("--regret", type=_count, default=0, metavar="K", help="of a population: search all kernels for its first K layers")
+    bench.add_argument("--no-trials", action="store_true", help="of a population: 'auto' measures nothing at its first call")
     bench.set_defaults(command=_bench)
 
     tune = commands.add_parser("tune", help="search kernels' configurations, and keep the best for algorithm='auto'")
@@ -454,8 +455,8 @@ def _bench(options: argparse.Namespace) -> int:
     layouts = options.layout or list(LAYOUTS)
     if not options.problem and POPULATION in options.suite:
         return _survey(options, layouts, kernels)
-    if options.minutes is not None or options.regret:
-        raise ProblemError("--minutes, --regret: are of --suite population")
+    if options.minutes is not None or options.regret or options.no_trials:
+        raise ProblemError("--minutes, --regret, --no-trials: are of --suite population")
     plan = Selection(problems, options.passes, options.precision, layouts, kernels, options.against)
     with progress_bar() as progress:
         data = bench(plan, options.out, backend=options.backend, progress=progress)
@@ -472,7 +473,7 @@ def _survey(options: argparse.Namespace, layouts: list[str], kernels: str | list
     if options.against is not None:
         raise ProblemError("--against: a population is measured against torch as it is by default")
     measured = (options.passes, options.precision, layouts, kernels)
-    plan = Survey(options.seed, options.count, *measured, options.regret, options.minutes)
+    plan = Survey(options.seed, options.count, *measured, options.regret, options.minutes, not options.no_trials)
     with progress_bar() as progress:
         data = survey(plan, options.out, backend=options.backend, progress=progress)
     if options.out is not None:

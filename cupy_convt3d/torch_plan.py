@@ -6,6 +6,7 @@ and several threads and streams may use one plan.
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from . import registry, torch_library
+from . import registry, torch_library, trials
 from .arrays import Array, TorchLibrary, check_alike, check_storage
 from .backends.base import Prepared, TensorRef
 from .choice import Choice, backend_for, decide
@@ -28,6 +29,7 @@ from .problem import Problem, Triple
 Geometry = tuple[Triple, Triple, Triple, int, Triple]  # stride, padding, output_padding, groups, dilation
 Settings = tuple[Any, str | None, str | None]  # algorithm, fp32_precision, backend
 
+_is_benchmarking = torch._C._get_cudnn_benchmark  # `torch.backends.cudnn.benchmark`, sooner
 _user_kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
 
 
@@ -51,11 +53,15 @@ class PassPlan(ABC):
     Attributes:
         is_torchs: whether torch computes it as it would by itself, by the process's own settings.
         kernel: ours; None where torch computes it, or nothing is to be computed.
+        packs: whether a packed weight can be kept.
+        memory_bytes: what a call allocates, as far as we know.
         gradients: fprop's: the plans of the gradients, by what else they depend on.
     """
 
     is_torchs = False
     kernel: Kernel | None = None
+    packs = False
+    memory_bytes = 0
 
     def __init__(self) -> None:
         self.gradients: dict[tuple[Any, ...], tuple[PassPlan | None, PassPlan | None]] = {}
@@ -111,7 +117,7 @@ def layer_gradients(
         input, weight: None where no gradient that is needed reads them.
         shapes: theirs.
     """
-    key = (gradient.stride(), needs, _precision(gradient), registry.revision)
+    key = (gradient.stride(), needs, _precision(gradient), registry.revision, _is_benchmarking())
     found = plan.gradients.get(key)
     if found is None:
         more = (geometry, settings_of_others(settings), False)
@@ -191,7 +197,7 @@ def _described(pass_name: str, first: torch.Tensor, second: torch.Tensor, bias: 
     return (
         *(pass_name, first.shape, first.stride(), first.dtype, first.device),
         *(second.shape, second.stride(), second.dtype, second.device),
-        *(described, _precision(first), registry.revision),
+        *(described, _precision(first), registry.revision, _is_benchmarking()),
     )
 
 
@@ -239,25 +245,36 @@ def make_plan(
     check_alike(arrays)
     problem = problem_of(pass_name, tensors, shape, geometry)
     algorithm, fp32_precision, backend = settings
-    choice = decide(pass_name, problem, arrays, _algorithm(algorithm), fp32_precision, backend, packed=frozen)
+    decided = decide(pass_name, problem, arrays, _algorithm(algorithm), fp32_precision, backend, packed=frozen)
     layout = torch.channels_last_3d if keeps_channels_last(pass_name, first, second) else torch.contiguous_format
     shapes, written = problem.shapes(pass_name)
     result = TensorRef(0, shapes[written], torch.empty(shapes[written], device="meta", memory_format=layout).stride())
-    if choice.kernel is None:
-        return _TorchPlan(pass_name, problem, result.strides, torch_library.is_stricter(fp32_precision, first))
-    if problem.batch == 0:
-        return _EmptyPlan(result)
-    return _KernelPlan(choice.kernel, choice, problem, arrays, result)
+    itemsize = next(iter(tensors.values())).element_size()
+
+    def planned(choice: Choice) -> PassPlan:
+        if choice.kernel is None:
+            stricter = torch_library.is_stricter(fp32_precision, first)
+            return _TorchPlan(pass_name, problem, result, itemsize, stricter)
+        if problem.batch == 0:
+            return _EmptyPlan(result)
+        return _KernelPlan(choice.kernel, choice, problem, arrays, result, itemsize)
+
+    if decided.trial is not None and problem.batch and trials.may_be_held(first):
+        winner = trials.hold(decided.trial, problem, planned, (first, second, bias), packed=frozen)
+        if winner is not None:
+            return winner
+    return planned(decided)
 
 
 class _TorchPlan(PassPlan):
     """torch's own operator."""
 
-    def __init__(self, pass_name: str, problem: Problem, strides: tuple[int, ...], stricter: bool) -> None:
+    def __init__(self, pass_name: str, problem: Problem, result: TensorRef, itemsize: int, stricter: bool) -> None:
         super().__init__()
         self.is_torchs = not stricter
+        self.memory_bytes = math.prod(result.shape) * itemsize
         self._call = (pass_name, problem, stricter)
-        self._strides = strides
+        self._strides = result.strides
 
     def __call__(
         self, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None = None, packed: PackedWeight | None = None
@@ -282,7 +299,9 @@ class _EmptyPlan(PassPlan):
 class _KernelPlan(PassPlan):
     """Launches one of our kernels on whatever tensors have the layouts it was made for."""
 
-    def __init__(self, kernel: Kernel, choice: Choice, problem: Problem, arrays: dict[str, Array], result: TensorRef) -> None:
+    def __init__(
+        self, kernel: Kernel, choice: Choice, problem: Problem, arrays: dict[str, Array], result: TensorRef, itemsize: int
+    ) -> None:
         super().__init__()
         first = next(iter(arrays.values()))
         refs = {name: array.ref for name, array in arrays.items()} | {kernel.written: result}
@@ -295,6 +314,9 @@ class _KernelPlan(PassPlan):
         self._backend = backend_for(choice.backend, first.device.index)
         self._prepared = Prepared(self._backend, kernel, problem, choice.instance, refs)
         self._workspace = tuple(self._prepared.workspace.items())
+        self.packs = bool(self._prepared.packs)
+        allocated = [kernel.written, *copied]  # a result that goes through a copy is there twice
+        self.memory_bytes = sum(math.prod(refs[name].shape) for name in allocated) * itemsize + sum(self._prepared.workspace.values())
         self._names = (*arrays, kernel.written, *self._prepared.workspace)
 
     def __call__(

@@ -1,16 +1,17 @@
 """The tuning database: which kernel, in which configuration, was quickest for a problem on a device.
 
 A JSON file with one entry a line: a kernel's best configuration for a problem on a device, with the digest of the kernel's code and
-its times. What ships with the package is `tuning.json` beside this module; `convt3d tune` keeps the user's own in the cache
-directory, or in `CONVT3D_TUNING`. An entry counts only while the kernel's code is what was measured.
+its times. What ships with the package is `tuning.json` beside this module; `convt3d tune` and trials at a first call (`trials`) keep
+the user's own in the cache directory, or in `CONVT3D_TUNING`. An entry counts only while the kernel's code is what was measured.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -61,6 +62,7 @@ class Entry:
         instance: the dtype it is compiled for; it may be stricter than `precision`.
         tunables: those that are searched; the others are the source's defaults or follow from the problem.
         median_ms, with_packing_ms: with the packed weight kept, and packed in each call.
+        versions: what `versions` said, of what was measured in a trial at the first call: it holds for these alone. Else empty.
     """
 
     device: str
@@ -74,6 +76,7 @@ class Entry:
     tunables: Mapping[str, int]
     median_ms: float
     with_packing_ms: float
+    versions: str = ""
 
     @property
     def question(self) -> Question:
@@ -142,7 +145,9 @@ class Database:
         Raises:
             OSError: it cannot be written; what was there is still there.
         """
-        lines = [json.dumps(asdict(self._entries[key]), sort_keys=True, separators=(",", ":")) for key in sorted(self._entries)]
+        entries = (asdict(self._entries[key]) for key in sorted(self._entries))
+        written = ({name: value for name, value in entry.items() if (name, value) != ("versions", "")} for entry in entries)
+        lines = [json.dumps(entry, sort_keys=True, separators=(",", ":")) for entry in written]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, f'{{"format": {FORMAT}, "entries": [\n' + ",\n".join(lines) + "\n]}\n")
         registry.revise()
@@ -172,9 +177,9 @@ class Database:
         self._recorded.add(key)
 
     def find(self, question: Question, problem: Problem, kernel: Kernel) -> Entry | None:
-        """Return what was measured with this kernel on this very problem, None if its code has changed since."""
+        """Return what a search has found of this kernel for this very problem, None if its code has changed since."""
         entry = self._entries.get((question, str(problem), kernel.name))
-        return entry if entry is not None and entry.digest == code_digest(kernel) else None
+        return entry if entry is not None and not entry.versions and entry.digest == code_digest(kernel) else None
 
     def of(self, question: Question, problem: Problem) -> list[Entry]:
         """Return what was measured for a question on this very problem; stale entries too."""
@@ -184,6 +189,9 @@ class Database:
     def entries(self, question: Question | None = None) -> list[Entry]:
         """Return the entries that answer a question, or all of them; stale ones too."""
         return [entry for entry in self._entries.values() if question in (None, entry.question)]
+
+
+_unsaved: Database = Database()  # what `remember` could not write
 
 
 def lookup(
@@ -215,7 +223,8 @@ def lookup(
     kernels_and_files = tuple(known.values()), state()
     devices = dict.fromkeys((question.device, *MEASURED.get(arch or "", ())))
     asked = (question._replace(device=device) for device in devices)
-    answers = (_lookup(one, problem, packed, arch, limits, deterministic, *kernels_and_files) for one in asked)
+    here = versions(), registry.revision
+    answers = (_lookup(one, problem, packed, arch, limits, deterministic, *kernels_and_files, *here) for one in asked)
     return next((answer for answer in answers if answer is not None), None)
 
 
@@ -227,6 +236,28 @@ def measured(question: Question, problem: Problem, packed: bool, arch: str | Non
             for entry in _loaded(path, mark).of(question._replace(device=device), problem):
                 found.setdefault(entry.kernel, (entry.milliseconds(packed), device))
     return found
+
+
+def remember(entries: Sequence[Entry]) -> None:
+    """Put what a trial has measured into the user's database; where that cannot be written, it counts in this process alone."""
+    try:
+        Database(entries).merge(user_path())
+    except DataError as error:
+        warnings.warn(f"{error}; what was measured at the first call is kept in this process alone", CacheWarning, stacklevel=2)
+        for entry in entries:
+            _unsaved.record(entry)
+        registry.revise()
+
+
+def versions() -> str:
+    """Return the versions that a trial's entries hold for: torch's and cuDNN's; empty while torch is not loaded."""
+    return _versions() if "torch" in sys.modules else ""
+
+
+@lru_cache(maxsize=1)
+def _versions() -> str:
+    torch = sys.modules["torch"]
+    return f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
 
 
 def state() -> tuple[tuple[str, tuple[int, int] | None], ...]:
@@ -325,9 +356,12 @@ def _lookup(
     deterministic: bool,
     kernels: tuple[Kernel, ...],
     stamps: tuple[tuple[str, tuple[int, int] | None], ...],
+    versions: str,
+    revision: int,  # grows with what is `_unsaved`
 ) -> Tuned | None:
     known = {kernel.name: kernel for kernel in kernels if kernel.deterministic or not deterministic}
-    entries = [entry for path, mark in stamps for entry in _loaded(path, mark).of(question, problem)]
+    databases = (_unsaved, *(_loaded(path, mark) for path, mark in stamps))
+    entries = [one for database in databases for one in database.of(question, problem) if one.versions in ("", versions)]
     library_ms = next((entry.milliseconds(packed) for entry in entries if entry.kernel == LIBRARY), None)
     for entry in sorted(entries, key=lambda entry: entry.milliseconds(packed)):
         kernel = known.get(entry.kernel)

@@ -19,7 +19,7 @@ LAYERS = (  # each imports those before it; a module of the package that is name
     ("registry", "source"),
     ("tuning", "cost", "backends"),
     ("arrays", "choice"),
-    ("packs", "torch_library", "torch_rules", "torch_plan", "torch_op", "torch_layer", "ops", "nn"),
+    ("packs", "trials", "torch_library", "torch_rules", "torch_plan", "torch_op", "torch_layer", "ops", "nn"),
     ("lab", "plots"),
     ("magic", "cli", "__main__"),
 )
@@ -97,7 +97,7 @@ def kept() -> Iterator[str]:
         for node in tree.body:
             if isinstance(node, ast.AnnAssign) and node.value is not None and isinstance(node.target, ast.Name):
                 value = ast.unparse(node.value)
-                if value in ("{}", "[]", "None", "set()") or re.fullmatch(r"(weakref\.)?Weak\w+(\[.*\])?\(\)", value):
+                if value in ("{}", "[]", "None", "set()", "Database()") or re.fullmatch(r"(weakref\.)?Weak\w+(\[.*\])?\(\)", value):
                     yield f"{name.removeprefix(f'{PACKAGE}.')}.{node.target.id}"
 
 

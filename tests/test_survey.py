@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
@@ -17,8 +17,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from cupy_convt3d import cli, registry
+from cupy_convt3d import cli, registry, trials, tuning
 from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.choice import Candidate
 from cupy_convt3d.errors import BackendError, ProblemError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.bench import survey as survey_module
@@ -112,6 +113,48 @@ def test_torch_settings_are_a_users(meter: Bench, monkeypatch: pytest.MonkeyPatc
         seen.clear()
         CallContest(LAYER, made, precision, "ncdhw", None).rows(contenders(meter.backend, [], PROBLEM, "fprop", precision, "ncdhw"))
         assert set(seen) == {(True, False, True, conv, False)}
+
+
+@pytest.mark.parametrize("with_trials", [True, False])
+def test_trials_go_into_a_copy_of_the_users_database(
+    with_trials: bool, tmp_path: Path, fake_clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user, seen = tmp_path / "tuning.json", set()
+    monkeypatch.setenv("CONVT3D_TUNING", str(user))
+    tuning.Database().save(user)
+    before, call = user.read_text(), CallContest._first
+
+    def first(*given: Any) -> CallRow:
+        seen.add((trials._are_off.get(), tuning.user_path() == user, tuning.user_path().read_text() == before))
+        return call(*given)
+
+    monkeypatch.setattr(CallContest, "_first", first)
+    data, _ = run(None, Survey(3, 1, layouts=("ncdhw",), trials=with_trials))
+    assert data["trials"] is with_trials and seen == {(not with_trials, False, True)}
+    assert tuning.user_path() == user
+
+
+def test_a_trials_winner_is_named(meter: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What auto was expected to run is asked again once its first call has been made."""
+    answers = iter([(GATHER, registry.kernel("fprop_tiled")), ()])
+
+    class Taken(NamedTuple):
+        kernel: Kernel
+        instance: str
+        rivals: tuple[Candidate, ...]
+        left_to_torch: str | None = None
+
+    def choose(*_: Any) -> Taken:
+        kernels = next(answers)
+        rivals = tuple(Candidate(kernel, "fp32") for kernel in kernels)
+        return Taken(kernels[0] if kernels else registry.kernel("fprop_tiled"), "fp32", rivals)
+
+    monkeypatch.setattr("cupy_convt3d.lab.bench.calls.choose", choose)
+    monkeypatch.setattr(meter.backend, "name", "a GPU")
+    asked = contenders(meter.backend, [], PROBLEM, "fprop", "fp32", "ncdhw", True)
+    assert asked[0].ran == GATHER.name and [kernel.name for kernel, _ in asked[0].compiled] == [GATHER.name, "fprop_tiled"]
+    contest = CallContest(LAYER, LayerTensors(meter, PROBLEM, "fprop", "fp32"), "fp32", "ncdhw", None, True)
+    assert contest.rows(asked)[1].ran == "fprop_tiled"
 
 
 def test_a_rival_that_takes_seconds_is_not_searched_for(meter: Bench, fake_clock: None) -> None:
@@ -292,8 +335,9 @@ def test_tune_takes_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         (["--suite", "population,core"], "--suite population,core: population is measured as calls"),
         (["--suite", "population", "--against", "torch"], "--against: a population is measured against torch"),
-        (["--suite", "core", "--minutes", "3"], "--minutes, --regret: are of --suite population"),
-        (["--problem", "kb61", "--regret", "3"], "--minutes, --regret: are of --suite population"),
+        (["--suite", "core", "--minutes", "3"], "--minutes, --regret, --no-trials: are of --suite population"),
+        (["--problem", "kb61", "--no-trials"], "--minutes, --regret, --no-trials: are of --suite population"),
+        (["--problem", "kb61", "--regret", "3"], "--minutes, --regret, --no-trials: are of --suite population"),
     ],
 )
 def test_words_that_do_not_go_together(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

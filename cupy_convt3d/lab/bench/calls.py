@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -16,6 +17,7 @@ from ...errors import BackendError, KernelError, LaunchError
 from ...kernel import Kernel
 from ...problem import Problem
 from ...registry import kernels as registered
+from ...trials import no_trials
 from ..population import Layer
 from .measure import SLOW_MS, Bench, Ceilings, Row
 from .rivals import torch_call, torch_settings
@@ -38,35 +40,55 @@ class CallRow(Row):
 
 @dataclass(frozen=True)
 class Contender:
-    """Who is asked: `settings` are the arguments of the call beside the layer's; `kernel` and `instance` what is to be compiled."""
+    """Who is asked.
+
+    Attributes:
+        settings: the arguments of the call beside the layer's.
+        kernel, instance: what computes it; None where torch does.
+        rivals: what a trial at auto's first call times beside torch.
+    """
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
     kernel: Kernel | None = None
     instance: str = ""
     note: str = ""
+    rivals: tuple[tuple[Kernel, str], ...] = ()
 
     @property
     def ran(self) -> str:
         return TORCH if self.kernel is None else self.kernel.name
 
+    @property
+    def compiled(self) -> tuple[tuple[Kernel, str], ...]:
+        """What the first call compiles, side by side: kernels and instances."""
+        return self.rivals or (() if self.kernel is None else ((self.kernel, self.instance),))
+
 
 def contenders(
-    backend: Backend, wanted: str | Sequence[Kernel], problem: Problem, pass_name: str, precision: str, layout: str
+    backend: Backend,
+    wanted: str | Sequence[Kernel],
+    problem: Problem,
+    pass_name: str,
+    precision: str,
+    layout: str,
+    with_trial: bool = False,
 ) -> list[Contender]:
     """Return auto and the kernels that are measured beside it.
 
     Args:
         wanted: "auto" (what auto takes where torch's operator is ruled out), "all" (each kernel that can), or kernels.
+        with_trial: whether auto's first call holds a trial where it has one to hold.
     """
     common = {"fp32_precision": precision} if precision == "tf32x3" else {}  # torch has no word for it
     where = {**common, "backend": backend.name}
     try:
         taken = choose(backend, pass_name, problem, precision, layout)
         kernel, instance, to_torch = taken.kernel, taken.instance, backend.name == "host" or taken.left_to_torch is not None
+        rivals = tuple((one.kernel, one.instance) for one in taken.rivals) if with_trial else ()
     except KernelError:
-        kernel, instance, to_torch = None, "", True
-    found = [Contender(AUTO, common) if to_torch else Contender(AUTO, common, kernel, instance)]
+        kernel, instance, to_torch, rivals = None, "", True, ()
+    found = [Contender(AUTO, common, *((None, "") if to_torch else (kernel, instance)), rivals=rivals)]
     if wanted == AUTO:
         return found if kernel is None else [*found, Contender(KERNEL, where, kernel, instance)]
     named = registered(pass_name).values() if isinstance(wanted, str) else wanted
@@ -136,11 +158,14 @@ class CallContest:
         tensors: of the layer, in the precision's element type.
         precision, layout: as everywhere.
         ceilings: None: no floors.
+        with_trial: whether auto's first call may hold a trial; else it goes by the database and by predictions.
     """
 
-    def __init__(self, layer: Layer, tensors: LayerTensors, precision: str, layout: str, ceilings: Ceilings | None) -> None:
+    def __init__(
+        self, layer: Layer, tensors: LayerTensors, precision: str, layout: str, ceilings: Ceilings | None, with_trial: bool = False
+    ) -> None:
         self.bench, self.made, self.precision, self.layout = tensors.bench, tensors, precision, layout
-        self.problem, self.pass_name = tensors.problem, tensors.pass_name
+        self.problem, self.pass_name, self.with_trial = tensors.problem, tensors.pass_name, with_trial
         self.tensors = tensors.laid_out(layout)
         self.blank = CallRow(
             layer.name,
@@ -168,8 +193,14 @@ class CallContest:
             rival = replace(self.blank, contender=TORCH, is_rival=True, ran=TORCH, instance=self.precision, note=note)
             blanks = {TORCH: rival} | blanks
         compile_ms = {one.name: self._compile_ms(one) for one in asked}
-        with torch_settings(bench.torch, self.precision, benchmark=trial_ms <= SLOW_MS):
+        with (
+            torch_settings(bench.torch, self.precision, benchmark=trial_ms <= SLOW_MS),
+            nullcontext() if self.with_trial else no_trials(),
+        ):
             rows = {name: self._first(blanks[name], call, compile_ms.get(name, 0.0)) for name, call in calls.items()}
+            if AUTO in rows and any(one.rivals for one in asked):
+                winner, *_ = contenders(bench.backend, AUTO, self.problem, self.pass_name, self.precision, self.layout)
+                rows[AUTO] = replace(rows[AUTO], ran=winner.ran, instance=winner.instance)
             able = [name for name, row in rows.items() if row.first_call_ms is not None]
             times = bench.milliseconds_in_turn(*(calls[name] for name in able)) if able else []
         for name, found in zip(able, times, strict=True):
@@ -190,11 +221,9 @@ class CallContest:
 
     def _compile_ms(self, contender: Contender) -> float:
         """Return what compiling ahead took for a contender."""
-        bench, kernel = self.bench, contender.kernel
-        if kernel is None:
-            return 0.0
-        plan = bench.plan(kernel, self.problem, contender.instance)
-        return bench.build_ms.get(bench.backend.instance(kernel, contender.instance, plan), 0.0)
+        bench = self.bench
+        plans = ((kernel, instance, bench.plan(kernel, self.problem, instance)) for kernel, instance in contender.compiled)
+        return max((bench.build_ms.get(bench.backend.instance(*one), 0.0) for one in plans), default=0.0)
 
     def _first(self, row: CallRow, call: Callable[[], Any], compile_ms: float) -> CallRow:
         shapes, written = self.problem.shapes(self.pass_name)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,8 @@ from ...dtypes import DTYPES
 from ...errors import BackendError, ProblemError
 from ...kernel import Kernel
 from ...registry import kernels as registered
-from ...tuning import LIBRARY, configured
+from ...registry import revise
+from ...tuning import LIBRARY, configured, user_path
 from ..population import Layer, population
 from ..progress import Progress
 from ..suites import HOST_FLOP_LIMIT, scaled_down
@@ -44,6 +48,8 @@ class Survey:
         kernels: what is measured beside auto: "auto" (the kernel that it takes where torch is ruled out), "all", or kernels.
         regret: for so many layers, the first ones, the best configuration of all kernels, or of those given, is searched, too.
         minutes: after so long nothing new is begun; None: no limit.
+        trials: whether auto's first call times its rivals, as it does under `cudnn.benchmark` (`trials`), and begins with the user's
+            database, into which nothing is written; else it goes by that and by predictions alone.
     """
 
     seed: int = 0
@@ -54,6 +60,7 @@ class Survey:
     kernels: str | Sequence[Kernel] = AUTO
     regret: int = 0
     minutes: float | None = None
+    trials: bool = True
 
 
 def survey(
@@ -84,9 +91,30 @@ def survey(
         ProblemError: a bad seed or count, or the file is of another seed, device or commit.
     """
     run = _Run(plan, out, backend_named(backend), budget_ms, flop_limit, console or Console(), progress, clock)
-    run.measure()
+    with _a_database_of_its_own():
+        run.measure()
     run.finish()
     return run.data
+
+
+@contextmanager
+def _a_database_of_its_own() -> Iterator[None]:
+    """What trials measure goes into a copy of the user's database."""
+    with tempfile.TemporaryDirectory() as directory:
+        path, before = Path(directory) / "tuning.json", os.environ.get("CONVT3D_TUNING")
+        with suppress(FileNotFoundError):
+            shutil.copy(user_path(), path)
+        with suppress(FileNotFoundError):
+            shutil.copy(user_path().with_name("costs.json"), path.with_name("costs.json"))
+        os.environ["CONVT3D_TUNING"] = str(path)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["CONVT3D_TUNING"]
+            else:
+                os.environ["CONVT3D_TUNING"] = before
+            revise()
 
 
 class _Run:
@@ -122,7 +150,7 @@ class _Run:
         """Return the file's content, or that of a run in which nothing has been measured."""
         plan = self.plan
         kernels = plan.kernels if isinstance(plan.kernels, str) else [kernel.name for kernel in plan.kernels]
-        what = {"seed": plan.seed, "kernels": kernels, "scaled_down": self.on_host}
+        what = {"seed": plan.seed, "kernels": kernels, "scaled_down": self.on_host, "trials": plan.trials}
         fresh: dict[str, Any] = {"format": FORMAT, "kind": "population"} | provenance(self.bench) | what
         fresh |= {"flop_limit": self.flop_limit if self.on_host else None, "budget_ms": self.bench.budget_ms, "ceilings": None}
         fresh["tf32"] = {precision: tf32_state(self.bench, precision) for precision in plan.precisions}
@@ -175,10 +203,10 @@ class _Run:
             self.tell(done, total, f"compiling for {len({layer.name for layer, *_ in waiting})} layers")
             asked = {question: self._contenders(question) for question in waiting}
             self.bench.build(
-                (one.kernel, self.problems[layer.name], one.instance)
+                (kernel, self.problems[layer.name], instance)
                 for (layer, *_), found in asked.items()
                 for one in found
-                if one.kernel is not None
+                for kernel, instance in one.compiled
             )
             for question, contest in self._contests(waiting):
                 self.tell(done, total, " ".join((question[0].name, *question[1:])))
@@ -202,7 +230,7 @@ class _Run:
                 if made is None or (made.pass_name, made.element) != (pass_name, element):
                     made = None  # the old tensors' memory first
                     made = LayerTensors(self.bench, self.problems[layer.name], pass_name, element)
-                yield question, CallContest(layer, made, precision, layout, self.ceilings)
+                yield question, CallContest(layer, made, precision, layout, self.ceilings, self.plan.trials)
             del made
             self._save()
             if not self.on_host:
@@ -211,7 +239,8 @@ class _Run:
 
     def _contenders(self, question: Question) -> list[Contender]:
         layer, pass_name, precision, layout = question
-        return contenders(self.bench.backend, self.plan.kernels, self.problems[layer.name], pass_name, precision, layout)
+        where = (self.problems[layer.name], pass_name, precision, layout, self.plan.trials)
+        return contenders(self.bench.backend, self.plan.kernels, *where)
 
     def _record(self, question: Question, rows: Sequence[CallRow]) -> None:
         self.rows += rows

@@ -1,0 +1,195 @@
+"""First-call trials: under `torch.backends.cudnn.benchmark = True` torch's tensors of a problem that was not measured yet are given to
+the most promising kernels and to torch's own operator, and the quickest of them computes such calls from then on.
+
+What was measured goes into the user's tuning database, with the versions of torch and cuDNN, so another process tries nothing. A trial
+takes a bounded time and memory, its results are thrown away, and there is none while a CUDA graph is captured, in a trace (which has no
+memory to try on), or where the process asks for deterministic algorithms. `no_trials` and `CONVT3D_TRIALS=0` switch them off.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from . import registry, tuning
+from .choice import Choice, Trial, backend_for
+from .errors import BackendError, KernelError, LaunchError
+from .packs import PackedWeight
+from .problem import Problem
+from .source import code_digest
+from .tuning import LIBRARY, Entry
+
+Key = TypeVar("Key")
+Clock = Callable[[Callable[[], object]], float]  # runs a call and returns the milliseconds that it took
+
+MOST_ROUNDS, MOST_MS = 9, 100.0  # a trial's timed calls: so many of each contestant, and no further round once all took so long
+HOPELESS_AT_ONCE, HOPELESS = 3.0, 1.3  # times the quickest: what is slower after the first round, after later ones, is timed no more
+MEMORY_SHARE = 0.5  # of what is free, that a contestant may take
+
+_are_off: ContextVar[bool] = ContextVar("no_trials", default=False)
+_LOCK = threading.Lock()  # two trials would time each other
+
+
+class Plan(Protocol):
+    """What a contestant's calls are made by: a `torch_plan.PassPlan`."""
+
+    packs: bool  # whether it can keep a packed weight
+    memory_bytes: int
+
+    def __call__(self, first: Any, second: Any, bias: Any = None, packed: PackedWeight | None = None) -> Any: ...
+
+
+P = TypeVar("P", bound=Plan)
+
+
+@contextmanager
+def no_trials() -> Iterator[None]:
+    """Within this context no first call is timed: "auto" goes by the database and by predictions alone."""
+    token = _are_off.set(True)
+    try:
+        yield
+    finally:
+        _are_off.reset(token)
+        registry.revise()  # what was decided within is decided anew
+
+
+def may_be_held(tensor: Any) -> bool:
+    """Whether the process wants trials, and one with this torch tensor disturbs nothing."""
+    torch = sys.modules["torch"]
+    cudnn = torch.backends.cudnn
+    return bool(
+        tensor.is_cuda
+        and cudnn.benchmark
+        and cudnn.enabled
+        and not cudnn.deterministic
+        and not torch.are_deterministic_algorithms_enabled()
+        and os.environ.get("CONVT3D_TRIALS") != "0"
+        and not _are_off.get()
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def hold(
+    trial: Trial,
+    problem: Problem,
+    planned: Callable[[Choice], P],
+    operands: tuple[Any, Any, Any],
+    *,
+    packed: bool,
+    clock: Clock | None = None,
+) -> P | None:
+    """Time a trial's contestants and return the quickest one's plan; None where there was nothing to compare.
+
+    Args:
+        planned: makes a contestant's plan.
+        operands: the call's tensors; the last is the bias, or None.
+        packed: whether the packed weight is kept, so that packing is not in the time.
+        clock: times a call; None: by CUDA events, with a flushed L2 cache.
+    """
+    torch = sys.modules["torch"]
+    device = operands[0].device
+    with _LOCK, torch.no_grad():
+        _build(trial.contestants, problem, device)
+        clock = clock or _event_clock(device)
+        room = _free_bytes(device) * MEMORY_SHARE
+        calls: dict[tuple[Choice, bool], Callable[[], object]] = {}
+        plans: dict[Choice, P] = {}
+        for contestant in trial.contestants:
+            with suppress(KernelError, BackendError, LaunchError, torch.OutOfMemoryError):
+                plan = planned(contestant)
+                if plan.memory_bytes > room:
+                    continue
+                ways = {False: partial(plan, *operands)}
+                if plan.packs:
+                    ways[True] = partial(plan, *operands, PackedWeight())
+                for way in ways.values():
+                    way()
+                plans[contestant] = plan
+                calls |= {(contestant, kept): way for kept, way in ways.items()}
+        if len(plans) < 2 or all(contestant.kernel is not None for contestant in plans):
+            return None
+        by = {contestant: (contestant, packed and plan.packs) for contestant, plan in plans.items()}
+        times = timed(calls, clock, by.values())
+    tuning.remember(_entries(trial, problem, times))
+    return plans[min(plans, key=lambda contestant: times[by[contestant]])]
+
+
+def timed(calls: Mapping[Key, Callable[[], object]], clock: Clock, judged: Iterable[Key]) -> dict[Key, float]:
+    """Return the median milliseconds of each call, all of them taken in turn; those that fall behind the best `judged` one drop out."""
+    times: dict[Key, list[float]] = {key: [] for key in calls}
+    judged, left, spent = set(judged), list(calls), 0.0
+    for number in range(MOST_ROUNDS):
+        for key in left:
+            times[key].append(clock(calls[key]))
+            spent += times[key][-1]
+        best = min(statistics.median(times[key]) for key in judged)
+        limit = (HOPELESS if number else HOPELESS_AT_ONCE) * best
+        left = [key for key in left if min(times[key]) <= limit]
+        if spent > MOST_MS or len(left) == 1:
+            break
+    return {key: statistics.median(taken) for key, taken in times.items()}
+
+
+def _entries(trial: Trial, problem: Problem, times: Mapping[tuple[Choice, bool], float]) -> list[Entry]:
+    device, pass_name, precision, layout = trial.question
+    entries = []
+    for (contestant, kept), ms in times.items():
+        if kept:
+            continue
+        kernel = contestant.kernel
+        which = (LIBRARY, "", precision) if kernel is None else (kernel.name, code_digest(kernel), contestant.instance)
+        tunables = {} if kernel is None else {name: value for name, value in kernel.tunables.items() if name in kernel.search}
+        both = (times.get((contestant, True), ms), ms)
+        entries.append(Entry(device, pass_name, str(problem), precision, layout, *which, tunables, *both, tuning.versions()))
+    return entries
+
+
+def _build(contestants: Sequence[Choice], problem: Problem, device: Any) -> None:
+    """Fill the cache of compiled kernels with the contestants, side by side; what cannot be compiled is left for its own turn to say."""
+
+    def build(choice: Choice) -> None:
+        assert choice.kernel is not None
+        backend = backend_for(choice.backend, device.index or 0)
+        with suppress(KernelError, BackendError):
+            plan = choice.kernel.plan(problem, choice.instance, backend.multiprocessors)
+            backend.build(backend.instance(choice.kernel, choice.instance, plan))
+
+    kernels = [choice for choice in contestants if choice.kernel is not None]
+    with ThreadPoolExecutor(len(kernels)) as pool:
+        list(pool.map(build, kernels))
+
+
+def _event_clock(device: Any) -> Clock:
+    """Return a clock of CUDA events on the current stream. Before each call a write fills the L2 cache, so that operands come from
+    memory, and the host has queued the call before the GPU is there."""
+    torch = sys.modules["torch"]
+    flush = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def clock(call: Callable[[], object]) -> float:
+        with torch.cuda.device(device):
+            flush.zero_()
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+        return max(float(start.elapsed_time(end)), tuning.SHORTEST_MS)
+
+    return clock
+
+
+def _free_bytes(device: Any) -> float:
+    """Return what torch could still allocate on a device; no limit on a CPU."""
+    torch = sys.modules["torch"]
+    if device.type != "cuda":
+        return float("inf")
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return float(torch.cuda.mem_get_info(device)[0] + kept)

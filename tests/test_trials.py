@@ -1,0 +1,260 @@
+"""Trials at the first call: who is timed, who wins, what is remembered, when there is none. The GPU is the host, its clock a list."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cupy_convt3d as ct
+from cupy_convt3d import choice, trials, tuning
+from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.errors import CacheWarning, LaunchError
+from cupy_convt3d.kernel import Plan
+from cupy_convt3d.source import Instance
+from cupy_convt3d.tuning import LIBRARY, Database
+
+torch = pytest.importorskip("torch")
+
+LAYER = {"stride": 2, "padding": 1}
+OPERANDS = torch.linspace(-1, 1, 32 * 6 * 8 * 8).reshape(1, 32, 6, 8, 8), torch.linspace(-1, 1, 32 * 32 * 27).reshape(32, 32, 3, 3, 3)
+
+
+class Gpu(HostBackend):
+    """The host, by the name and the architecture of an H100."""
+
+    device_name, arch, multiprocessors, shared_limit = "NVIDIA H100 80GB HBM3", "sm_90a", 132, 227 << 10
+    clock_hz, memory_bytes_per_s = 1.98e9, 3.35e12
+
+    def instance(self, kernel: ct.Kernel, dtype: str, plan: Plan) -> Instance:
+        return Instance(kernel, dtype)
+
+
+class Clock:
+    """Says what each contestant takes, by its kernel's name ("library": torch's own operator), and counts the calls that it timed."""
+
+    def __init__(self) -> None:
+        self.ms: dict[str, float] = {}
+        self.timed: list[str] = []
+
+    def __call__(self, call: Any) -> float:
+        kernel = call.func.kernel
+        self.timed.append(LIBRARY if kernel is None else kernel.name)
+        call()
+        return self.ms.get(self.timed[-1], 1.0)
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_plans: None, ieee: None) -> Iterator[Clock]:
+    """torch's CPU tensors are given to `Gpu`, trials may be held, and this is their clock."""
+    gpu, clock = Gpu(), Clock()
+    monkeypatch.setenv("CONVT3D_TUNING", str(tmp_path / "tuning.json"))
+    for module in ("choice", "trials", "torch_plan"):
+        monkeypatch.setattr(f"cupy_convt3d.{module}.backend_for", lambda *_: gpu)
+    place = choice._choose_backend
+    monkeypatch.setattr(
+        choice, "_choose_backend", lambda *asked: "host" if asked[:2] == (None, "auto") else place(*asked)
+    )
+    monkeypatch.setattr(trials, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(trials, "may_be_held", lambda _: True)
+    monkeypatch.setattr(trials, "_event_clock", lambda _: clock)
+    monkeypatch.setattr(tuning, "_unsaved", Database())
+    with ExitStack() as stack:
+        stack.callback(ct.registry.revise)
+        yield clock
+
+
+def compute(**more: Any) -> torch.Tensor:
+    ct.registry.revise()  # as another process would
+    return ct.conv_transpose3d(*OPERANDS, **LAYER, **more)
+
+
+def right(result: torch.Tensor) -> bool:
+    expected = torch.nn.functional.conv_transpose3d(*OPERANDS, **LAYER)
+    return bool((result - expected).norm() < 1e-5 * expected.norm())
+
+
+def rivals() -> list[str]:
+    problem = ct.Problem.from_shapes(tuple(OPERANDS[0].shape), tuple(OPERANDS[1].shape), None, **LAYER)
+    return [one.kernel.name for one in choice.choose(Gpu(), "fprop", problem, "fp32").rivals]
+
+
+def remembered() -> dict[str, float]:
+    return {entry.kernel: entry.with_packing_ms for entry in Database.read(tuning.user_path()).entries()}
+
+
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_the_quickest_contestant_computes_from_then_on(clock: Clock, place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [LIBRARY, *rivals()]
+    assert 3 <= len(names) <= 1 + choice.MOST_RIVALS
+    clock.ms = {names[place]: 0.5}
+    assert right(compute())
+    assert set(clock.timed) == set(names)
+    assert remembered() == {name: clock.ms.get(name, 1.0) for name in names}
+    timed, ran = len(clock.timed), []
+    for module in ("torch_plan._KernelPlan", "torch_plan._TorchPlan"):
+        monkeypatch.setattr(f"cupy_convt3d.{module}.__call__", lambda plan, *_: ran.append(plan.kernel.name) or OPERANDS[0])
+    compute()
+    assert ran == ([] if names[place] == LIBRARY else [names[place]]), "torch's own call is nothing of ours"
+    assert len(clock.timed) == timed, "it is known"
+
+
+def test_a_frozen_weight_is_timed_as_it_is_used(clock: Clock) -> None:
+    """What packs in each call loses; with the packed weight kept it wins."""
+    layer = ct.nn.ConvTranspose3d(32, 32, 3, **LAYER, bias=False, device="cpu")
+    kept: list[bool] = []
+
+    def timed(call: Any) -> float:
+        kept.append(len(call.args) == 4)
+        return 0.1 if kept[-1] else 1.0 if call.func.kernel else 0.5
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(trials, "_event_clock", lambda _: timed)
+        patch.setattr("cupy_convt3d.torch_plan._KernelPlan.packs", True, raising=False)
+        layer(OPERANDS[0])
+        assert {True, False} == set(kept)
+        entries = Database.read(tuning.user_path()).entries()
+        packing = [entry for entry in entries if entry.median_ms < entry.with_packing_ms]
+        assert packing and all((entry.median_ms, entry.with_packing_ms) == (0.1, 1.0) for entry in packing)
+
+
+def test_versions_are_part_of_what_is_known(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute()
+    timed = len(clock.timed)
+    compute()
+    assert len(clock.timed) == timed
+    monkeypatch.setattr(tuning, "_versions", lambda: "torch 99, cuDNN 99")
+    compute()
+    assert len(clock.timed) == 2 * timed
+    assert {entry.versions for entry in Database.read(tuning.user_path()).entries()} == {"torch 99, cuDNN 99"}
+
+
+def test_a_search_does_not_take_a_trial_for_its_own(clock: Clock) -> None:
+    compute()
+    database = Database.read(tuning.user_path())
+    for entry in database.entries():
+        if entry.kernel != LIBRARY:
+            assert database.find(entry.question, ct.Problem.parse(entry.problem), ct.kernels()[entry.kernel]) is None
+
+
+def test_where_the_database_cannot_be_written_this_process_knows(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CONVT3D_TUNING", str(tmp_path / "file" / "tuning.json"))
+    with pytest.warns(CacheWarning, match="what was measured at the first call is kept in this process alone"):
+        compute()
+    timed = len(clock.timed)
+    compute()
+    assert len(clock.timed) == timed > 0
+
+
+def test_a_contestant_that_fails_is_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = rivals()
+    run = ct.torch_plan._KernelPlan.__call__
+
+    def fail(plan: Any, *operands: Any) -> Any:
+        if plan.kernel.name == first:
+            raise LaunchError("no")
+        return run(plan, *operands)
+
+    monkeypatch.setattr("cupy_convt3d.torch_plan._KernelPlan.__call__", fail)
+    clock.ms = {others[0]: 0.5}
+    assert right(compute())
+    assert first not in clock.timed and first not in remembered()
+
+
+def test_what_needs_too_much_memory_is_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result and its workspaces take at most half of what is free."""
+    monkeypatch.setattr(trials, "_free_bytes", lambda _: 2.0)
+    assert right(compute())
+    assert clock.timed == [] and not tuning.user_path().exists(), "the prediction is taken"
+
+
+def test_a_call_that_asks_for_a_backend_or_a_kernel_is_not_tried(clock: Clock) -> None:
+    for asked in ({"backend": "host"}, {"algorithm": "gather"}, {"algorithm": "library"}, {"backend": "torch"}):
+        compute(**asked)
+    assert clock.timed == []
+
+
+def test_gradients_are_right_after_a_trial(clock: Clock) -> None:
+    clock.ms = {rivals()[0]: 0.5}
+    x, w = (tensor.clone().requires_grad_() for tensor in OPERANDS)
+    ct.conv_transpose3d(x, w, **LAYER).square().sum().backward()
+    assert clock.timed, "no gradient is recorded of a trial"
+    expected = [tensor.clone().requires_grad_() for tensor in OPERANDS]
+    torch.nn.functional.conv_transpose3d(*expected, **LAYER).square().sum().backward()
+    for got, wanted in zip((x, w), expected, strict=True):
+        assert torch.allclose(got.grad, wanted.grad, rtol=1e-3, atol=1e-2)
+
+
+def test_rounds_are_taken_in_turn_and_end() -> None:
+    taken: list[str] = []
+
+    def says(times: dict[str, float]) -> Callable[[Any], float]:
+        return lambda call: taken.append(call()) or times[taken[-1]]  # type: ignore[func-returns-value]
+
+    calls = {name: (lambda name=name: name) for name in "abc"}
+    found = trials.timed(calls, says({"a": 1.0, "b": 1.2, "c": 1.4}), calls)
+    assert found == {"a": 1.0, "b": 1.2, "c": 1.4}
+    assert taken == [*"abcabc", *"ab" * (trials.MOST_ROUNDS - 2)], "c is hopeless"
+    taken.clear()
+    trials.timed(calls, says(dict.fromkeys(calls, trials.MOST_MS)), calls)
+    assert taken == list("abc"), "no round begins after so long a time"
+    taken.clear()
+    trials.timed(calls, says({"a": 1.0, "b": 9.0, "c": 9.0}), calls)
+    assert taken == list("abc"), "nothing is open"
+    noise = itertools.chain([2.0], itertools.repeat(1.0))
+    assert trials.timed({"a": lambda: "a", "b": lambda: "b"}, lambda call: next(noise), ["a", "b"]) == {"a": 1.0, "b": 1.0}
+
+
+class OnGpu:
+    is_cuda = True
+
+
+def test_when_trials_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = False
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.delenv("CONVT3D_TRIALS", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert trials.may_be_held(OnGpu())
+    assert not trials.may_be_held(torch.ones(1)), "the CPU"
+    with ct.no_trials():
+        assert not trials.may_be_held(OnGpu())
+    assert trials.may_be_held(OnGpu())
+    for name, value in (("benchmark", False), ("enabled", False), ("deterministic", True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.backends.cudnn, name, value)
+            assert not trials.may_be_held(OnGpu())
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not trials.may_be_held(OnGpu())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with monkeypatch.context() as patch:
+        patch.setenv("CONVT3D_TRIALS", "0")
+        assert not trials.may_be_held(OnGpu())
+    capturing = True
+    assert not trials.may_be_held(OnGpu())
+
+
+def test_no_trial_in_a_trace(clock: Clock) -> None:
+    """A compiler and an export see shapes; the database and the predictions decide there."""
+    torch.backends.cudnn.conv.fp32_precision = "tf32"  # as recurrent layers have it: torch's export asks for one
+    layer = ct.nn.ConvTranspose3d(32, 32, 3, **LAYER)
+    torch.export.export(layer, (OPERANDS[0],))
+    with torch._subclasses.FakeTensorMode() as mode:
+        ct.conv_transpose3d(*(mode.from_tensor(tensor) for tensor in OPERANDS), **LAYER)
+    assert clock.timed == []
+
+
+def test_the_flag_is_part_of_what_a_plan_depends_on(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "may_be_held", lambda _: torch.backends.cudnn.benchmark)
+    ct.conv_transpose3d(*OPERANDS, **LAYER)
+    assert clock.timed == []
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "benchmark", True)
+        ct.conv_transpose3d(*OPERANDS, **LAYER)
+    assert clock.timed
