@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import nn, plots
+    from .calls import recorded_calls
     from .errors import BackendError, CacheWarning, CompileError, KernelError, LaunchError, ProblemError, ProblemTypeError
     from .kernel import Kernel
     from .lab import suites
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from .ops import conv_transpose3d, conv_transpose3d_grad_input, conv_transpose3d_grad_weight
     from .problem import Problem
     from .registry import kernels
+    from .switches import no_compiling
     from .trials import no_trials
 
 # Name: (module, attribute; None is the module itself). Everything loads at first use, so the import itself brings not even NumPy.
@@ -26,8 +28,10 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "check": ("lab.check", "check"),
     "kernels": ("registry", "kernels"),
     "nn": ("nn", None),
+    "no_compiling": ("switches", "no_compiling"),
     "no_trials": ("trials", "no_trials"),
     "plots": ("plots", None),
+    "recorded_calls": ("calls", "recorded_calls"),
     "suites": ("lab.suites", None),
 }
 
@@ -48,8 +52,10 @@ __all__ = [
     "conv_transpose3d_grad_weight",
     "kernels",
     "nn",
+    "no_compiling",
     "no_trials",
     "plots",
+    "recorded_calls",
     "suites",
 ]
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 
 OLDEST, OLDEST_ALONE = "sm_80", "sm_90a"
+# KiB of shared memory that a block may ask for, by compute capability times ten (CUDA C++ Programming Guide, "Compute Capabilities").
+_SHARED_KIB = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 _TARGET = re.compile(r"sm_(\d{2,3})(a?)")
 
 
@@ -26,6 +28,11 @@ def capability(name: str) -> int:
     match = _TARGET.fullmatch(name)
     assert match is not None, name
     return int(match[1])
+
+
+def shared_bytes(card: str) -> int:
+    """Return the shared memory that a block may ask for on a card; of one that is not known, what the smallest has."""
+    return _SHARED_KIB.get(capability(card), min(_SHARED_KIB.values())) << 10
 
 
 def is_target(name: object) -> bool:

@@ -21,8 +21,10 @@ import platformdirs
 
 from .errors import BackendError, CacheWarning, shown
 from .files import locked, read_bytes, write_whole
+from .switches import COMPILING
 
 VARIABLE = "CONVT3D_CACHE"
+BUILT_VARIABLE = "CONVT3D_BUILT"  # a directory of entries that were built ahead: read, never written
 _MAGIC = b"convt3d\n"
 _TRAILER_BYTES = 32 + len(_MAGIC)
 _TOLD: set[str] = set()  # directories that a warning has named
@@ -121,11 +123,46 @@ def _find(name: str, begins: bytes) -> tuple[Path, bytes] | None:
     directories = [cache_directory()]
     if directories[0] == _private and os.path.isdir(_wanted()):  # what cannot be written may be read
         directories.append(_wanted())
+    if built := os.environ.get(BUILT_VARIABLE):
+        directories.append(_built(Path(built)))
     for directory in directories:
         payload = _load(directory / name, begins)
         if payload is not None:
             return directory / name, payload
     return None
+
+
+def _built(directory: Path) -> Path:
+    """Return a directory of entries built ahead.
+
+    Raises:
+        BackendError: there is none, or others than this user and root could have written to it.
+    """
+    try:
+        status = directory.stat()
+    except OSError as error:
+        raise BackendError(f"{BUILT_VARIABLE}={str(directory)!r}: cannot be read: {error}") from None
+    if hasattr(os, "getuid") and (status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise BackendError(
+            f"{BUILT_VARIABLE}={str(directory)!r}: compiled code is run from it, so it must be yours or root's and writable by the owner "
+            f"alone (owner {status.st_uid}, mode {stat.filemode(status.st_mode)})"
+        )
+    return directory
+
+
+def require_compiling(what: str, name: str) -> None:
+    """Raise BackendError if compiling is switched off.
+
+    Args:
+        what: what would be compiled.
+        name: its entry in the cache.
+    """
+    if COMPILING.is_off:
+        looked = [str(cache_directory()), *filter(None, (os.environ.get(BUILT_VARIABLE),))]
+        raise BackendError(
+            f"{what}: is not compiled (no {name} in {' or '.join(looked)}), and compiling is switched off (no_compiling, "
+            f"{COMPILING.variable}=0); `convt3d compile` builds ahead what calls need"
+        )
 
 
 def _load(path: Path, begins: bytes = b"") -> bytes | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from . import cost, registry, tuning
+from . import calls, cost, registry, tuning
 from .arrays import Array, require_cupy
 from .backends.base import Backend
 from .dtypes import DTYPES, allowed_instances
@@ -225,6 +225,7 @@ def decide(
     if automatic:
         volumes = (array.ref for name, array in arrays.items() if name != "weight")
         layout = "channels_last" if any(ref.is_channels_last for ref in volumes) else "ncdhw"
+        calls.note(pass_name, problem, precision, layout, packed)
         try:
             taken = choose(runs_on, pass_name, problem, precision, layout, packed=packed)
         except KernelError:
@@ -262,10 +263,22 @@ def choose(
         KernelError: no kernel can do the problem; says why of each.
     """
     question = Question(backend.device_name, pass_name, precision, layout)
-    found = _choose(question, problem, packed, backend.arch, backend.limits, registry.state(), tuning.state(), cost.state())
+    found = automatic(question, problem, packed, backend.arch, backend.limits)
     if found.kernel is None:
         raise KernelError("; ".join(found.passed_over) or f"no {pass_name} kernel is registered")
     return found
+
+
+def automatic(question: Question, problem: Problem, packed: bool, arch: str | None, limits: Limits | None) -> Automatic:
+    """As `choose`, on a device that need not be here; where no kernel can, `kernel` is None.
+
+    Args:
+        question: device, pass, precision, layout.
+        problem: what is to be computed.
+        packed: whether the packed weight is kept, so that packing is not in the time.
+        arch, limits: the GPU's, as `Kernel.why_not` takes them; `arch` None: the host.
+    """
+    return _choose(question, problem, packed, arch, limits, registry.state(), tuning.state(), cost.state())
 
 
 def instance_for(kernel: Kernel, problem: Problem, precision: str, backend: Backend) -> tuple[str | None, str]:

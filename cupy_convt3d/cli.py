@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import os
 import signal
 import sys
@@ -191,6 +192,14 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
     calibrate.add_argument("--out", type=Path, metavar="FILE.json", help="the costs (default: your own, where 'auto' looks)")
     calibrate.set_defaults(command=_calibrate)
+
+    ahead = commands.add_parser("compile", help="compile what 'auto' takes for recorded calls or a suite, before they are made")
+    ahead.add_argument("calls", nargs="?", type=Path, metavar="CALLS.json", help="as `recorded_calls` writes them; else the problems named")
+    _add_measured(ahead)
+    ahead.add_argument("--device", metavar="NAME", help="a card that is not here, such as H100 (default: the GPU of this machine)")
+    ahead.add_argument("--out", type=Path, metavar="FOLDER", help="where binaries go, for CONVT3D_BUILT (default: the cache)")
+    ahead.add_argument("--workers", type=_positive_count, help="compilers at a time (default: one to a core)")
+    ahead.set_defaults(command=_compile)
 
     kernelbench = commands.add_parser("kernelbench", help="check and time KernelBench-style files: ModelNew against Model")
     kernelbench.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs")
@@ -510,6 +519,32 @@ def _tune(options: argparse.Namespace) -> int:
         )
     print(f"Written: {path}")
     return _PASSED
+
+
+def _compile(options: argparse.Namespace) -> int:
+    from .cache import VARIABLE
+    from .calls import LAYOUTS, Call, read
+    from .lab.compile import compile_calls, gpu
+
+    if options.calls is not None:
+        calls = read(options.calls)
+    else:
+        problems, kernels = _measured(options)
+        if kernels != "auto" or options.backend == "host":
+            raise ProblemError("--kernels, --backend host: what 'auto' takes on a GPU is compiled, no other")
+        every = itertools.product(problems.values(), options.passes, options.precision, options.layout or LAYOUTS)
+        calls = [Call(pass_name, str(problem), precision, layout) for problem, pass_name, precision, layout in every]
+    card = gpu(options.device)
+    if options.out is not None:
+        options.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ[VARIABLE] = str(options.out)
+    print(f"for {card.device} ({card.arch}):", flush=True)
+    with progress_bar() as progress:
+        built = compile_calls(calls, card, options.workers or len(os.sched_getaffinity(0)), progress=progress)
+    found = {one.instance for one in built if one.instance is not None and not one.failed}
+    left = sum(one.instance is None for one in built)
+    print(f"{len(built)} calls: {len(found)} instances compiled, {left} calls need none, {sum(one.failed for one in built)} failed")
+    return _FAILED if any(one.failed for one in built) else _PASSED
 
 
 def _calibrate(options: argparse.Namespace) -> int:

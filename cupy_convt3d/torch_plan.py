@@ -209,6 +209,7 @@ def _precision(tensor: torch.Tensor) -> str | None:
 def _is_torchs(pass_name: str, problem: Problem, arrays: dict[str, Array], settings: Settings) -> bool:
     algorithm, fp32_precision, backend = settings if pass_name == "fprop" else settings_of_others(settings)
     operands = {name: arrays[name] for name in TENSORS[pass_name][:2]}
+    problem = problem if pass_name == "fprop" else replace(problem, bias=False)
     return decide(pass_name, problem, operands, _algorithm(algorithm), fp32_precision, backend).kernel is None
 
 

@@ -8,14 +8,12 @@ memory to try on), or where the process asks for deterministic algorithms. `no_t
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +23,7 @@ from .errors import BackendError, KernelError, LaunchError
 from .packs import PackedWeight
 from .problem import Problem
 from .source import code_digest
+from .switches import TRIALS
 from .tuning import LIBRARY, Entry
 
 Key = TypeVar("Key")
@@ -34,7 +33,6 @@ MOST_ROUNDS, MOST_MS = 9, 100.0  # a trial's timed calls: so many of each contes
 HOPELESS_AT_ONCE, HOPELESS = 3.0, 1.3  # times the quickest: what is slower after the first round, after later ones, is timed no more
 MEMORY_SHARE = 0.5  # of what is free, that a contestant may take
 
-_are_off: ContextVar[bool] = ContextVar("no_trials", default=False)
 _LOCK = threading.Lock()  # two trials would time each other
 
 
@@ -52,12 +50,14 @@ P = TypeVar("P", bound=Plan)
 
 @contextmanager
 def no_trials() -> Iterator[None]:
-    """Within this context no first call is timed: "auto" goes by the database and by predictions alone."""
-    token = _are_off.set(True)
+    """Within this context, in all threads of the process, no first call is timed: "auto" goes by the database and by predictions alone.
+
+    `CONVT3D_TRIALS=0` in the environment does so for the whole process.
+    """
     try:
-        yield
+        with TRIALS.off():
+            yield
     finally:
-        _are_off.reset(token)
         registry.revise()  # what was decided within is decided anew
 
 
@@ -71,8 +71,7 @@ def may_be_held(tensor: Any) -> bool:
         and cudnn.enabled
         and not cudnn.deterministic
         and not torch.are_deterministic_algorithms_enabled()
-        and os.environ.get("CONVT3D_TRIALS") != "0"
-        and not _are_off.get()
+        and not TRIALS.is_off
         and not torch.cuda.is_current_stream_capturing()
     )
 

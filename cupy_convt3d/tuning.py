@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import cache, records, registry
+from .calls import LAYOUTS
 from .dtypes import DTYPES, allowed_instances
 from .errors import CacheWarning, DataError, KernelError, ProblemError, shown
 from .files import locked, read_text, write_whole
@@ -26,7 +27,6 @@ from .problem import PASSES, Problem
 from .source import code_digest
 
 FORMAT = 1
-LAYOUTS = ("ncdhw", "channels_last")
 SHORTEST_MS, LONGEST_MS = 1e-6, 1e9
 SHIPPED = Path(__file__).parent / "tuning.json"
 LIBRARY = "library"  # in place of a kernel: torch's own operator, measured beside ours

@@ -14,7 +14,7 @@ import pytest
 from damage import damaged
 
 import cupy_convt3d as ct
-from cupy_convt3d import cli, reference, registry, tuning
+from cupy_convt3d import calls, cli, reference, registry, tuning
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.dtypes import allowed_instances
 from cupy_convt3d.errors import CacheWarning, DataError, FindingsError, KernelError
@@ -169,6 +169,22 @@ def kept_text() -> str:
     return (json.dumps(line) + "\n") * 3
 
 
+def calls_text() -> str:
+    lines = [json.dumps(asdict(calls.Call("fprop", str(PROBLEM), precision))) for precision in ("fp32", "tf32")]
+    return '{"format": 1, "calls": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def use_calls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        found = calls.read(path)
+    except DataError as error:
+        assert str(path) in str(error)
+        return
+    for call in found:
+        Problem.parse(call.problem)
+        assert allowed_instances(call.precision) and call.packed in (True, False)
+
+
 PROGRESS = '{"seed": "a", "done": {"0/fprop_tiled/{}": 7}, "coverage": {"fprop_tiled": ["fprop", "0x1f", 7, 1, 3]}}'
 Use = Callable[[Path, pytest.MonkeyPatch], None]
 FILES: dict[str, tuple[Callable[[], str], Use, bool]] = {
@@ -177,6 +193,7 @@ FILES: dict[str, tuple[Callable[[], str], Use, bool]] = {
     "progress": (lambda: PROGRESS, use_progress, False),
     "report": (report_text, use_report, False),
     "kept": (kept_text, use_kept, True),
+    "calls": (calls_text, use_calls, False),
 }
 
 

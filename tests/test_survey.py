@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from cupy_convt3d import cli, registry, trials, tuning
+from cupy_convt3d import cli, registry, switches, tuning
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.choice import Candidate
 from cupy_convt3d.errors import BackendError, ProblemError
@@ -125,7 +125,7 @@ def test_trials_go_into_a_copy_of_the_users_database(
     before, call = user.read_text(), CallContest._first
 
     def first(*given: Any) -> CallRow:
-        seen.add((trials._are_off.get(), tuning.user_path() == user, tuning.user_path().read_text() == before))
+        seen.add((switches.TRIALS.is_off, tuning.user_path() == user, tuning.user_path().read_text() == before))
         return call(*given)
 
     monkeypatch.setattr(CallContest, "_first", first)

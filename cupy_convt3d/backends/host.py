@@ -293,6 +293,7 @@ class HostBackend(Backend):
         name = f"{instance.kernel.name}-{instance.key('host', path, _compiler_version(path), *flags, prelude=prelude)}.so"
         if (found := cache.find(name)) is not None:
             return found
+        cache.require_compiling(f"{instance} for the CPU", name)
         with cache.making(name), scratch.directory() as directory:
             if (found := cache.find(name)) is not None:  # another process has made it meanwhile
                 return found

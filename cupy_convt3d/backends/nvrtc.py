@@ -158,6 +158,7 @@ def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     is_cubin = compiled_for.startswith("sm_")
     if (found := _cached(name, is_cubin)) is not None:
         return found
+    cache.require_compiling(f"{instance} for {arch}", f"{name}.cubin")
     with cache.making(f"{name}.cubin"):  # another process may have made it meanwhile
         return _cached(name, is_cubin) or _compile(instance, arch, name, compiled_for)
 
