@@ -19,6 +19,10 @@ struct Site {
   const char* what;
 };
 
+CONVT3D_RUNTIME inline bool is_same_place(Site left, Site right) {
+  return left.line == right.line && (left.file == right.file || strcmp(left.file, right.file) == 0);
+}
+
 constexpr unsigned max_threads = 1024;
 constexpr unsigned warp_threads = 32;
 constexpr size_t static_shared_limit = 48 * 1024;
@@ -203,8 +207,7 @@ CONVT3D_RUNTIME __attribute__((noinline, cold)) inline bool settle_active_mask()
   begin_waking();
   for (unsigned i = begin; i < begin + warp_threads && i < state.count; ++i) {
     Thread& thread = state.threads[i];
-    if (thread.state != State::at_active_mask || thread.site.line != site.line || strcmp(thread.site.file, site.file) != 0)
-      continue;
+    if (thread.state != State::at_active_mask || !is_same_place(thread.site, site)) continue;
     mask |= 1u << (i - begin);
     thread.state = State::running;
     wake(i);
@@ -312,7 +315,7 @@ CONVT3D_RUNTIME inline void open_barrier(const Thread* last) {
 
 CONVT3D_RUNTIME inline void barrier(Site site) {
   Thread* self = current;
-  if (state.waiting != 0 && (site.line != state.barrier_site.line || strcmp(site.file, state.barrier_site.file) != 0)) {
+  if (state.waiting != 0 && !is_same_place(site, state.barrier_site)) {
     unsigned other = 0;
     while (state.threads[other].state != State::at_barrier) ++other;
     const Index3 index = state.threads[other].index;
@@ -391,7 +394,7 @@ CONVT3D_RUNTIME inline bool finish_collective(unsigned warp, unsigned mask, cons
     if (thread.state == State::exited) continue;
     if (thread.state != State::at_warp) return false;
     if (first == nullptr) first = &thread;
-    if (thread.mask != mask || thread.site.line != first->site.line || strcmp(thread.site.file, first->site.file) != 0) {
+    if (thread.mask != mask || !is_same_place(thread.site, first->site)) {
       describe_failure(
           "divergent warp: thread (%u, %u, %u) is in %s (mask %08x) at %s:%d while thread (%u, %u, %u) is in %s "
           "(mask %08x) at %s:%d",
