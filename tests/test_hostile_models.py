@@ -110,7 +110,7 @@ def test_the_verdict(
     examine(path, "cpu", supervisor)
     assert descendants() <= before
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-    kept = [name for name in set(os.listdir(tempfile.gettempdir())) - files if "kernelbench" in name]
+    kept = [name for name in set(os.listdir(tempfile.gettempdir())) - files if f"kernelbench-{os.getpid()}-" in name]
     assert not [name for name in kept if os.path.join(tempfile.gettempdir(), name) != supervisor._folder]
     assert not os.path.isdir(supervisor._folder) or not os.listdir(supervisor._folder)
     assert not list(tmp_path.iterdir()), "it has no business in the folder of whoever calls"

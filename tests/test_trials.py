@@ -214,20 +214,31 @@ class OnGpu:
     is_cuda = True
 
 
-def test_when_trials_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def set_cudnn() -> Iterator[Callable[[str, bool], None]]:
+    """Sets cuDNN's flags; `torch.backends.cudnn` refuses to once some of torch's testing modules have been imported."""
+    setters = {name: getattr(torch._C, f"_set_cudnn_{name}") for name in ("benchmark", "enabled", "deterministic")}
+    before = {name: getattr(torch.backends.cudnn, name) for name in setters}
+    yield lambda name, value: setters[name](value)
+    for name, value in before.items():
+        setters[name](value)
+
+
+def test_when_trials_are_held(set_cudnn: Callable[[str, bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.delenv("CONVT3D_TRIALS", raising=False)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    set_cudnn("benchmark", True)
     assert trials.may_be_held(OnGpu())
     assert not trials.may_be_held(torch.ones(1)), "the CPU"
     with ct.no_trials():
         assert not trials.may_be_held(OnGpu())
     assert trials.may_be_held(OnGpu())
     for name, value in (("benchmark", False), ("enabled", False), ("deterministic", True)):
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.backends.cudnn, name, value)
-            assert not trials.may_be_held(OnGpu())
+        set_cudnn(name, value)
+        assert not trials.may_be_held(OnGpu())
+        set_cudnn(name, not value)
+    assert trials.may_be_held(OnGpu())
     torch.use_deterministic_algorithms(True)
     try:
         assert not trials.may_be_held(OnGpu())
@@ -250,11 +261,12 @@ def test_no_trial_in_a_trace(clock: Clock) -> None:
     assert clock.timed == []
 
 
-def test_the_flag_is_part_of_what_a_plan_depends_on(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flag_is_part_of_what_a_plan_depends_on(
+    clock: Clock, set_cudnn: Callable[[str, bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trials, "may_be_held", lambda _: torch.backends.cudnn.benchmark)
     ct.conv_transpose3d(*OPERANDS, **LAYER)
     assert clock.timed == []
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.backends.cudnn, "benchmark", True)
-        ct.conv_transpose3d(*OPERANDS, **LAYER)
+    set_cudnn("benchmark", True)
+    ct.conv_transpose3d(*OPERANDS, **LAYER)
     assert clock.timed

@@ -131,7 +131,7 @@ class Supervisor:
         # Where a module is found does not change with the folder: relative paths count from here, and this folder last.
         paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), "."]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))}
-        self._folder = tempfile.mkdtemp(prefix="convt3d-kernelbench-")
+        self._folder = tempfile.mkdtemp(prefix=f"convt3d-kernelbench-{os.getpid()}-")
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
