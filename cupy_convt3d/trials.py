@@ -94,6 +94,27 @@ def hold(
         clock: times a call; None: by CUDA events, with a flushed L2 cache.
     """
     torch = sys.modules["torch"]
+    try:
+        found = _times(trial, problem, planned, operands, packed, clock)
+    except torch.OutOfMemoryError:  # of what is not a contestant's own, or somebody else has taken the memory meanwhile
+        return None
+    if found is None:
+        return None
+    plans, times = found
+    tuning.remember(_entries(trial, problem, times))
+    return min(plans.items(), key=lambda one: times[one[0], packed and one[1].packs])[1]
+
+
+def _times(
+    trial: Trial,
+    problem: Problem,
+    planned: Callable[[Choice], P],
+    operands: tuple[Any, Any, Any],
+    packed: bool,
+    clock: Clock | None,
+) -> tuple[dict[Choice, P], dict[tuple[Choice, bool], float]] | None:
+    """Return the contestants' plans and what their calls took, without and with a packed weight kept; None if torch or all else fails."""
+    torch = sys.modules["torch"]
     device = operands[0].device
     with _LOCK, torch.no_grad():
         _build(trial.contestants, problem, device)
@@ -115,10 +136,7 @@ def hold(
                 calls |= {(contestant, kept): way for kept, way in ways.items()}
         if len(plans) < 2 or all(contestant.kernel is not None for contestant in plans):
             return None
-        by = {contestant: (contestant, packed and plan.packs) for contestant, plan in plans.items()}
-        times = timed(calls, clock, by.values())
-    tuning.remember(_entries(trial, problem, times))
-    return plans[min(plans, key=lambda contestant: times[by[contestant]])]
+        return plans, timed(calls, clock, [(contestant, packed and plan.packs) for contestant, plan in plans.items()])
 
 
 def timed(calls: Mapping[Key, Callable[[], object]], clock: Clock, judged: Iterable[Key]) -> dict[Key, float]:

@@ -173,6 +173,16 @@ def test_what_needs_too_much_memory_is_out(clock: Clock, monkeypatch: pytest.Mon
     assert clock.timed == [] and not tuning.user_path().exists(), "the prediction is taken"
 
 
+def test_where_memory_runs_out_the_prediction_is_taken(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(_: object) -> float:
+        raise torch.OutOfMemoryError("no")
+
+    for name, value in (("_event_clock", out_of_memory), ("_event_clock", lambda _: out_of_memory)):
+        monkeypatch.setattr(trials, name, value)
+        assert right(compute())
+        assert not tuning.user_path().exists()
+
+
 def test_a_call_that_asks_for_a_backend_or_a_kernel_is_not_tried(clock: Clock) -> None:
     for asked in ({"backend": "host"}, {"algorithm": "gather"}, {"algorithm": "library"}, {"backend": "torch"}):
         compute(**asked)
