@@ -280,3 +280,32 @@ def test_the_flag_is_part_of_what_a_plan_depends_on(
     set_cudnn("benchmark", True)
     ct.conv_transpose3d(*OPERANDS, **LAYER)
     assert clock.timed
+
+
+@pytest.mark.gpu
+def test_a_trial_on_a_gpu(
+    tmp_path: Path, new_plans: None, set_cudnn: Callable[[str, bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What wins is remembered with the time of torch's operator; a second call tries nothing, and neither does a capture."""
+    monkeypatch.setenv("CONVT3D_TUNING", str(tmp_path / "tuning.json"))
+    set_cudnn("benchmark", True)
+    held: list[float] = []
+    timed = trials.timed
+    monkeypatch.setattr(trials, "timed", lambda *given: held.append(1.0) or timed(*given))
+    x = torch.randn(2, 24, 9, 11, 13, device="cuda", dtype=torch.bfloat16)
+    layer = ct.nn.ConvTranspose3d(24, 40, 3, 2, 1, device="cuda", dtype=torch.bfloat16)
+    expected = torch.nn.functional.conv_transpose3d(x.float(), layer.weight.float(), layer.bias.float(), 2, 1)
+    for _ in range(2):
+        result = layer(x).float()
+        assert float((result - expected).norm() / expected.norm()) < 0.01
+        ct.registry.revise()
+    assert len(held) == 1
+    entries = Database.read(tuning.user_path()).entries()
+    assert LIBRARY in {entry.kernel for entry in entries} and len(entries) >= 2
+    assert all(entry.versions == tuning.versions() and entry.median_ms <= 1.5 * entry.with_packing_ms for entry in entries)
+    other, stream = ct.nn.ConvTranspose3d(24, 48, 3, 2, 1, device="cuda", dtype=torch.bfloat16), torch.cuda.Stream()
+    with ct.no_trials(), torch.cuda.stream(stream), torch.no_grad():
+        other(x)  # what is compiled is compiled
+    with torch.no_grad(), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        other(x)
+    assert len(held) == 1
