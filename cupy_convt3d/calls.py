@@ -11,12 +11,11 @@ from pathlib import Path
 
 from . import records, registry
 from .dtypes import DTYPES
-from .errors import DataError, ProblemError, shown
+from .errors import DataError, ProblemError
 from .files import write_whole
-from .problem import PASSES, Problem
+from .problem import LAYOUTS, PASSES, Problem
 
 FORMAT = 1
-LAYOUTS = ("ncdhw", "channels_last")
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,7 @@ def read(path: Path) -> list[Call]:
         DataError: it is damaged or foreign; the message names the field.
     """
     where = f"calls {str(path)!r}"
-    data = records.mapping(records.read(path, where), where)
-    if (found := data.get("format")) != FORMAT:
-        raise DataError(f"{where}: format={shown(found)}: must be {FORMAT}")
+    data = records.of_format(records.read(path, where), where, FORMAT)
     return list(_checked(records.sequence(data.get("calls"), f"{where}: calls"), where))
 
 

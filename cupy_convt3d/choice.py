@@ -226,17 +226,18 @@ def decide(
         volumes = (array.ref for name, array in arrays.items() if name != "weight")
         layout = "channels_last" if any(ref.is_channels_last for ref in volumes) else "ncdhw"
         calls.note(pass_name, problem, precision, layout, packed)
+        torchs, trial = Choice(None, first.dtype, "torch", fp32), None
+        may_be_torchs = is_torch and backend is None
         try:
             taken = choose(runs_on, pass_name, problem, precision, layout, packed=packed)
         except KernelError:
-            if is_torch and backend is None:
-                return Choice(None, first.dtype, "torch", fp32)
+            if may_be_torchs:
+                return torchs
             raise
-        torchs, trial = Choice(None, first.dtype, "torch", fp32), None
-        if is_torch and backend is None and taken.rivals:
+        if may_be_torchs and taken.rivals:
             question = Question(runs_on.device_name, pass_name, precision, layout)
             trial = Trial(question, (torchs, *(Choice(rival.kernel, rival.instance, where, fp32) for rival in taken.rivals)))
-        if is_torch and backend is None and taken.left_to_torch:
+        if may_be_torchs and taken.left_to_torch:
             return replace(torchs, trial=trial)
         return Choice(taken.kernel, taken.instance, where, fp32, trial)
     kernel = _named(algorithm, pass_name)
@@ -278,7 +279,8 @@ def automatic(question: Question, problem: Problem, packed: bool, arch: str | No
         packed: whether the packed weight is kept, so that packing is not in the time.
         arch, limits: the GPU's, as `Kernel.why_not` takes them; `arch` None: the host.
     """
-    return _choose(question, problem, packed, arch, limits, registry.state(), tuning.state(), cost.state())
+    states = (registry.state(), tuning.state(), tuning.versions(), cost.state())
+    return _choose(question, problem, packed, arch, limits, *states)
 
 
 def instance_for(kernel: Kernel, problem: Problem, precision: str, backend: Backend) -> tuple[str | None, str]:
@@ -335,7 +337,7 @@ def _choose(
     packed: bool,
     arch: str | None,
     limits: Limits | None,
-    *states: object,  # what the answer also depends on: the registered kernels, the database and the costs
+    *states: object,  # what the answer also depends on: the registered kernels, the database, whose trials count, and the costs
 ) -> Automatic:
     known = registry.kernels(question.pass_name)
     tuned = tuning.lookup(question, problem, packed=packed, arch=arch, limits=limits, kernels=known)

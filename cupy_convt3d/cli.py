@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from .dtypes import DTYPES
 from .errors import BackendError, DataError, KernelError, ProblemError, printable
 from .kernel import Kernel
 from .lab.progress import progress_bar
-from .problem import PASSES, Problem
+from .problem import LAYOUTS, PASSES, Problem
 from .tuning import Question, measured
 
 if TYPE_CHECKING:
@@ -374,7 +374,6 @@ def _info(options: argparse.Namespace) -> int:
 def _why_auto(problem: Problem, backend: Backend) -> Iterator[str]:
     """Yield what "auto" takes in each pass and precision on a backend, and under it how that was found."""
     from .choice import choose
-    from .lab.bench.measure import LAYOUTS
 
     yield f'algorithm="auto" on {backend.device_name} ({backend.arch or backend.name}):'
     for pass_name in PASSES:
@@ -458,7 +457,6 @@ def _report(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     from .lab.bench import Selection, bench
-    from .lab.bench.measure import LAYOUTS
 
     problems, kernels = _measured(options)
     layouts = options.layout or list(LAYOUTS)
@@ -523,8 +521,9 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _compile(options: argparse.Namespace) -> int:
     from .cache import VARIABLE
-    from .calls import LAYOUTS, Call, read
+    from .calls import Call, read
     from .lab.compile import compile_calls, gpu
+    from .lab.environment import variable
 
     if options.calls is not None:
         calls = read(options.calls)
@@ -535,11 +534,12 @@ def _compile(options: argparse.Namespace) -> int:
         every = itertools.product(problems.values(), options.passes, options.precision, options.layout or LAYOUTS)
         calls = [Call(pass_name, str(problem), precision, layout) for problem, pass_name, precision, layout in every]
     card = gpu(options.device)
+    place: AbstractContextManager[None] = nullcontext()
     if options.out is not None:
         options.out.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.environ[VARIABLE] = str(options.out)
+        place = variable(VARIABLE, str(options.out))
     print(f"for {card.device} ({card.arch}):", flush=True)
-    with progress_bar() as progress:
+    with place, progress_bar() as progress:
         built = compile_calls(calls, card, options.workers or len(os.sched_getaffinity(0)), progress=progress)
     found = {one.instance for one in built if one.instance is not None and not one.failed}
     left = sum(one.instance is None for one in built)
@@ -593,7 +593,6 @@ def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | li
     Raises:
         ProblemError, KernelError: a name is unknown; the message lists those there are.
     """
-    from .lab.bench.measure import LAYOUTS
     from .lab.check import resolve
     from .lab.population import population
     from .lab.suites import named_problem, suite

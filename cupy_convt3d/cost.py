@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 from . import records, registry, tuning
 from .dtypes import DTYPES
-from .errors import CacheWarning, DataError, KernelError, shown
+from .errors import CacheWarning, DataError, KernelError
 from .expressions import evaluate
-from .files import read_text, write_whole
+from .files import write_whole
 from .kernel import Kernel, Limits
-from .problem import PASSES, Problem
-from .tuning import LAYOUTS, configured
+from .problem import LAYOUTS, PASSES, Problem
+from .tuning import configured
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "costs.json"
@@ -337,14 +337,9 @@ class Costs:
         """
         where = f"costs {str(path)!r}"
         try:
-            text = read_text(path)
+            data = records.of_format(records.read(path, where), where, FORMAT)
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError) as error:
-            raise DataError(f"{where}: cannot be read: {error}") from None
-        data = records.mapping(records.parse(text, where), where)
-        if (found := data.get("format")) != FORMAT:
-            raise DataError(f"{where}: format={shown(found)}: must be {FORMAT}")
         cards = records.sequence(data.get("cards"), f"{where}: cards")
         return cls(tuple(_card_costs(card, f"{where}, card {number}") for number, card in enumerate(cards, 1)))
 

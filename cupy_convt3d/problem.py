@@ -14,6 +14,7 @@ from .errors import ProblemError, ProblemTypeError, shown
 
 Triple = tuple[int, int, int]
 PASSES = ("fprop", "dgrad", "wgrad")
+LAYOUTS = ("ncdhw", "channels_last")
 AXES = ("d", "h", "w")
 INT32_MAX = 2**31 - 1
 

@@ -71,6 +71,14 @@ def mapping(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
+def of_format(value: object, where: str, known: int) -> Mapping[str, Any]:
+    """Return `value` if it is a JSON object whose `format` is the known one; raises DataError else."""
+    data = mapping(value, where)
+    if (found := data.get("format")) != known:
+        raise DataError(f"{where}: format={shown(found)}: must be {known}")
+    return data
+
+
 def sequence(value: object, where: str) -> list[Any]:
     """Return `value` if it is a JSON list; raises DataError else."""
     if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Temporary files: one folder for a process, gone with it, and where it was killed removed by the next process that needs one."""
+"""Temporary files: one folder for a process, gone with it; where it was killed, removed by who ended it or needs such a folder next."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ def _base() -> Path:
 
 def _make(base: Path) -> Path:
     base.mkdir(mode=0o700, exist_ok=True)
-    if not _is_ours(base):
-        return Path(tempfile.mkdtemp(prefix="convt3d-"))  # somebody else's: nothing of ours goes there
-    with (base / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # nobody takes a folder for abandoned whose process has not locked it yet
-        _remove_abandoned(base)
-        own = Path(tempfile.mkdtemp(dir=base, prefix=f"{os.getpid()}-"))
-        _lock(own, keep=True)
+    if _is_ours(base):
+        with (base / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # nobody takes a folder for abandoned whose process has not locked it yet
+            _remove_abandoned(base)
+            own = Path(tempfile.mkdtemp(dir=base, prefix=f"{os.getpid()}-"))
+            _lock(own, keep=True)
+    else:  # somebody else's: nothing of ours goes there
+        own = Path(tempfile.mkdtemp(prefix="convt3d-"))
     atexit.register(_leave, own, os.getpid())
     return own
 
@@ -74,8 +75,11 @@ def _remove_abandoned(base: Path) -> None:
 
 
 def _lock(path: Path, keep: bool = False) -> int | None:
-    """Lock a folder for as long as this process lives, or try to; None where another process has."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Lock a folder for as long as this process lives, or try to; None where another process has, or has just removed it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -32,7 +32,7 @@ from .torch_op import (
     save_operands,
     without_subclass,
 )
-from .torch_plan import PassPlan, algorithm_name, layer_gradients, leaves_to_torch, make_plan, passes_of
+from .torch_plan import PassPlan, algorithm_name, is_benchmarking, layer_gradients, leaves_to_torch, make_plan, passes_of
 
 __all__ = ["conv_transpose3d", "conv_transpose3d_grad_input", "conv_transpose3d_grad_weight"]
 
@@ -40,7 +40,7 @@ _CONVOLUTION = torch.ops.aten.convolution.default
 # Looked up once: each way through a module of torch's takes time in every call.
 _is_compiling, _is_tracing, _is_grad_enabled = torch.compiler.is_compiling, torch._C._is_tracing, torch.is_grad_enabled
 _are_transforms_active, _is_any_autocast_enabled = torch._C._are_functorch_transforms_active, torch._C._is_any_autocast_enabled
-_fp32_precision, _is_benchmarking = torch._C._get_fp32_precision_getter, torch._C._get_cudnn_benchmark
+_fp32_precision = torch._C._get_fp32_precision_getter
 
 
 class _Forward(TorchDispatchMode):
@@ -122,7 +122,7 @@ def described(input: Any, *settings: Any) -> tuple[Any, ...] | None:
     shape, layout, recorded = input.shape, input.stride(), _is_grad_enabled()
     return (
         *(shape, layout, input.dtype, input.device, recorded, _is_any_autocast_enabled(), _fp32_precision("cuda", "conv")),
-        *(_is_benchmarking(), registry.revision, settings),
+        *(is_benchmarking(), registry.revision, settings),
     )
 
 
@@ -163,7 +163,7 @@ def conv_transpose3d(
                 _is_grad_enabled() and (input.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad),
                 _is_any_autocast_enabled() and _autocast_dtype(input),
                 _fp32_precision("cuda", "conv"),
-                _is_benchmarking(),
+                is_benchmarking(),
                 registry.revision,
             )
             route = plans.get(key)

@@ -29,7 +29,7 @@ from .problem import Problem, Triple
 Geometry = tuple[Triple, Triple, Triple, int, Triple]  # stride, padding, output_padding, groups, dilation
 Settings = tuple[Any, str | None, str | None]  # algorithm, fp32_precision, backend
 
-_is_benchmarking = torch._C._get_cudnn_benchmark  # `torch.backends.cudnn.benchmark`, sooner
+is_benchmarking = torch._C._get_cudnn_benchmark  # `torch.backends.cudnn.benchmark`, sooner
 _user_kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
 
 
@@ -117,7 +117,7 @@ def layer_gradients(
         input, weight: None where no gradient that is needed reads them.
         shapes: theirs.
     """
-    key = (gradient.stride(), needs, _precision(gradient), registry.revision, _is_benchmarking())
+    key = (gradient.stride(), needs, _precision(gradient), registry.revision, is_benchmarking())
     found = plan.gradients.get(key)
     if found is None:
         more = (geometry, settings_of_others(settings), False)
@@ -197,7 +197,7 @@ def _described(pass_name: str, first: torch.Tensor, second: torch.Tensor, bias: 
     return (
         *(pass_name, first.shape, first.stride(), first.dtype, first.device),
         *(second.shape, second.stride(), second.dtype, second.device),
-        *(described, _precision(first), registry.revision, _is_benchmarking()),
+        *(described, _precision(first), registry.revision, is_benchmarking()),
     )
 
 

@@ -77,13 +77,7 @@ def may_be_held(tensor: Any) -> bool:
 
 
 def hold(
-    trial: Trial,
-    problem: Problem,
-    planned: Callable[[Choice], P],
-    operands: tuple[Any, Any, Any],
-    *,
-    packed: bool,
-    clock: Clock | None = None,
+    trial: Trial, problem: Problem, planned: Callable[[Choice], P], operands: tuple[Any, Any, Any], *, packed: bool
 ) -> P | None:
     """Time a trial's contestants and return the quickest one's plan; None where there was nothing to compare.
 
@@ -91,52 +85,44 @@ def hold(
         planned: makes a contestant's plan.
         operands: the call's tensors; the last is the bias, or None.
         packed: whether the packed weight is kept, so that packing is not in the time.
-        clock: times a call; None: by CUDA events, with a flushed L2 cache.
     """
     torch = sys.modules["torch"]
+    device = operands[0].device
     try:
-        found = _times(trial, problem, planned, operands, packed, clock)
+        with _LOCK, torch.no_grad():
+            _build(trial.contestants, problem, device)
+            clock = _event_clock(device)
+            plans, calls = _able(trial.contestants, planned, operands, _free_bytes(device) * MEMORY_SHARE)
+            if len(plans) < 2 or all(contestant.kernel is not None for contestant in plans):
+                return None
+            judged = {contestant: (contestant, packed and plan.packs) for contestant, plan in plans.items()}
+            times = timed(calls, clock, judged.values())
     except torch.OutOfMemoryError:  # of what is not a contestant's own, or somebody else has taken the memory meanwhile
         return None
-    if found is None:
-        return None
-    plans, times = found
     tuning.remember(_entries(trial, problem, times))
-    return min(plans.items(), key=lambda one: times[one[0], packed and one[1].packs])[1]
+    return plans[min(plans, key=lambda contestant: times[judged[contestant]])]
 
 
-def _times(
-    trial: Trial,
-    problem: Problem,
-    planned: Callable[[Choice], P],
-    operands: tuple[Any, Any, Any],
-    packed: bool,
-    clock: Clock | None,
-) -> tuple[dict[Choice, P], dict[tuple[Choice, bool], float]] | None:
-    """Return the contestants' plans and what their calls took, without and with a packed weight kept; None if torch or all else fails."""
+def _able(
+    contestants: Sequence[Choice], planned: Callable[[Choice], P], operands: tuple[Any, Any, Any], room: float
+) -> tuple[dict[Choice, P], dict[tuple[Choice, bool], Callable[[], object]]]:
+    """Return the plans of the contestants that do not fail in a first run, and their calls, without and with a packed weight kept."""
     torch = sys.modules["torch"]
-    device = operands[0].device
-    with _LOCK, torch.no_grad():
-        _build(trial.contestants, problem, device)
-        clock = clock or _event_clock(device)
-        room = _free_bytes(device) * MEMORY_SHARE
-        calls: dict[tuple[Choice, bool], Callable[[], object]] = {}
-        plans: dict[Choice, P] = {}
-        for contestant in trial.contestants:
-            with suppress(KernelError, BackendError, LaunchError, torch.OutOfMemoryError):
-                plan = planned(contestant)
-                if plan.memory_bytes > room:
-                    continue
-                ways = {False: partial(plan, *operands)}
-                if plan.packs:
-                    ways[True] = partial(plan, *operands, PackedWeight())
-                for way in ways.values():
-                    way()
-                plans[contestant] = plan
-                calls |= {(contestant, kept): way for kept, way in ways.items()}
-        if len(plans) < 2 or all(contestant.kernel is not None for contestant in plans):
-            return None
-        return plans, timed(calls, clock, [(contestant, packed and plan.packs) for contestant, plan in plans.items()])
+    plans: dict[Choice, P] = {}
+    calls: dict[tuple[Choice, bool], Callable[[], object]] = {}
+    for contestant in contestants:
+        with suppress(KernelError, BackendError, LaunchError, torch.OutOfMemoryError):
+            plan = planned(contestant)
+            if plan.memory_bytes > room:
+                continue
+            ways = {False: partial(plan, *operands)}
+            if plan.packs:
+                ways[True] = partial(plan, *operands, PackedWeight())
+            for way in ways.values():
+                way()
+            plans[contestant] = plan
+            calls |= {(contestant, kept): way for kept, way in ways.items()}
+    return plans, calls
 
 
 def timed(calls: Mapping[Key, Callable[[], object]], clock: Clock, judged: Iterable[Key]) -> dict[Key, float]:

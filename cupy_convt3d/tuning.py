@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import cache, records, registry
-from .calls import LAYOUTS
 from .dtypes import DTYPES, allowed_instances
-from .errors import CacheWarning, DataError, KernelError, ProblemError, shown
+from .errors import CacheWarning, DataError, KernelError, ProblemError
 from .files import locked, read_text, write_whole
 from .kernel import MOST_TUNABLE, Kernel, Limits
-from .problem import PASSES, Problem
+from .problem import LAYOUTS, PASSES, Problem
 from .source import code_digest
 
 FORMAT = 1
@@ -129,9 +128,7 @@ class Database:
             return cls()
         except (OSError, ValueError) as error:
             raise DataError(f"{where}: cannot be read: {error}") from None
-        data = records.mapping(records.parse(text, where), where)
-        if (found := data.get("format")) != FORMAT:
-            raise DataError(f"{where}: format={shown(found)}: must be {FORMAT}")
+        data = records.of_format(records.parse(text, where), where, FORMAT)
         entries = records.sequence(data.get("entries"), f"{where}: entries")
         an_entry_a_line = text.count("\n") == len(entries) + 2
         names = (f"line {number + 1}" if an_entry_a_line else f"entry {number}" for number in range(1, len(entries) + 1))

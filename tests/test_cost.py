@@ -25,7 +25,7 @@ from cupy_convt3d.lab.bench.measure import Bench
 from cupy_convt3d.lab.calibrate import Sample, Sweep, calibrate, fit, held_out, joined, sweep
 from cupy_convt3d.lab.calibrate.coefficients import non_negative
 from cupy_convt3d.lab.population import population
-from cupy_convt3d.problem import Problem
+from cupy_convt3d.problem import LAYOUTS, Problem
 from cupy_convt3d.source import code_digest
 from cupy_convt3d.tuning import Question
 
@@ -223,7 +223,7 @@ def planted_sweep(noise: float = 0.0) -> Sweep:
     """What two kernels and torch's operator would take on drawn layers by these coefficients."""
     generator, samples = np.random.default_rng(0), []
     for layer in population(3, 60):
-        for layout in tuning.LAYOUTS:
+        for layout in LAYOUTS:
 
             def add(kernel: str, instance: str, ms: float, tunables: dict[str, int], where: tuple[str, str]) -> None:
                 ms *= math.exp(noise * generator.standard_normal())
@@ -308,7 +308,7 @@ def test_a_sweep_on_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         Bench(HostBackend(), 5.0), kernels, file, seed=1, count=1, precisions=("fp32",), problems=[Problem(1, 2, 2, 3, 3)]
     )
     assert {(one.kernel, one.layout) for one in found.samples} == {
-        (name, layout) for name in ("library", "fprop_gather") for layout in tuning.LAYOUTS
+        (name, layout) for name in ("library", "fprop_gather") for layout in LAYOUTS
     }, "scatter is not deterministic"
     assert all(one.ms > 0 for one in found.samples)
     read = Sweep.read(file)
@@ -418,7 +418,7 @@ def test_the_costs_that_ship_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {one.kernel for one in h100.kernels}
     assert known <= set(registry.kernels("fprop"))
     assert {(one.precision, one.layout) for one in h100.library} == {
-        (precision, layout) for precision in ("fp32", "tf32", "bf16", "fp16") for layout in tuning.LAYOUTS
+        (precision, layout) for precision in ("fp32", "tf32", "bf16", "fp16") for layout in LAYOUTS
     }
     for one in h100.kernels:
         kernel = registry.kernel(one.kernel)

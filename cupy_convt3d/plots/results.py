@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ..errors import ProblemError
-from ..problem import PASSES
+from ..problem import LAYOUTS, PASSES
 from .style import BAD, COLORS, GRID, INK, RIVAL, Picture, literal, must_be, style
 
 if TYPE_CHECKING:
@@ -140,7 +140,6 @@ def ratio_distribution(rows: Sequence[CallRow]) -> Figure:
     Args:
         rows: as `lab.survey` measures them; passes are told apart by the line's dashes.
     """
-    from ..lab.bench.measure import LAYOUTS
     from ..lab.bench.survey_summary import verdicts
 
     found = [verdict for verdict in verdicts(rows) if verdict.ratio is not None]

@@ -17,13 +17,13 @@ from ...choice import choose, instance_for
 from ...dtypes import allowed_instances
 from ...errors import KernelError, ProblemError
 from ...kernel import Kernel
-from ...problem import Problem
+from ...problem import LAYOUTS, Problem
 from ...registry import kernels as registered
 from ..progress import Progress
 from ..suites import HOST_FLOP_LIMIT, scaled_down
 from . import provenance, summary
 from .contest import Contest
-from .measure import LAYOUTS, Bench, Ceilings, Row, measure_ceilings
+from .measure import Bench, Ceilings, Row, measure_ceilings
 from .provenance import backend_named, tf32_state, write_json
 from .rivals import RIVALS
 from .summary import Comparison, comparisons
@@ -39,7 +39,7 @@ class Selection:
 
     Attributes:
         problems: by name; on the host they are scaled down.
-        passes, precisions, layouts: of `problem.PASSES`, `dtypes.DTYPES`, `measure.LAYOUTS`.
+        passes, precisions, layouts: of `problem.PASSES`, `dtypes.DTYPES`, `problem.LAYOUTS`.
         kernels: "auto" (what `algorithm="auto"` takes), "all" (every registered kernel of the pass), or kernels.
         against: rivals, of `rivals.RIVALS`; None: the backend's first.
     """

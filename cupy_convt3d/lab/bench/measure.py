@@ -25,7 +25,6 @@ from .rivals import RIVALS, check_rivals, torch_module, torch_settings
 SLOW_MS = 1000.0  # whatever takes longer a call is timed once
 REPEATS = (3, 50)
 TURN = 5  # calls timed before it is another's turn
-LAYOUTS = ("ncdhw", "channels_last")
 # A timed result further off is a wrong one; what is wrong by less is `check`'s to find, this is not the oracle.
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-3, "tf32x3": 1e-3, "tf32": 1e-2, "fp16": 2e-2, "bf16": 5e-2}  # of the largest value
 ERROR_LIMIT = {"fp64": 1e-10, "fp32": 1e-3, "tf32x3": 1e-3, "tf32": 5e-3, "fp16": 1e-2, "bf16": 5e-2}  # root mean square

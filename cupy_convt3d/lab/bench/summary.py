@@ -9,10 +9,10 @@ from typing import Any
 
 from ... import records
 from ...dtypes import DTYPES
-from ...problem import PASSES
+from ...problem import LAYOUTS, PASSES
 from ...tuning import LONGEST_MS, SHORTEST_MS
 from ..suites import SUITES
-from .measure import LAYOUTS, Row
+from .measure import Row
 
 MEASURABLE_FLOOR_MS = 0.02  # below it a launch takes as long as the work, and a share of the floor says little
 _NUMBERS = ("difference", "error", "speedup", "share_of_floor")

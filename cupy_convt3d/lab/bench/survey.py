@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -16,19 +15,22 @@ from typing import Any
 
 from rich.console import Console
 
+from ... import cost
 from ...backends.base import Backend
 from ...dtypes import DTYPES
 from ...errors import BackendError, ProblemError
 from ...kernel import Kernel
+from ...problem import LAYOUTS
 from ...registry import kernels as registered
 from ...registry import revise
 from ...tuning import LIBRARY, configured, user_path
+from ..environment import variable
 from ..population import Layer, population
 from ..progress import Progress
 from ..suites import HOST_FLOP_LIMIT, scaled_down
 from ..tune import tune
 from .calls import AUTO, SEARCHED, CallContest, CallRow, Contender, LayerTensors, contenders
-from .measure import LAYOUTS, Bench, Ceilings, measure_ceilings
+from .measure import Bench, Ceilings, measure_ceilings
 from .provenance import backend_named, provenance, tf32_state, write_json
 from .survey_summary import call_rows, print_head, print_row, print_summary, summary
 
@@ -44,12 +46,12 @@ class Survey:
 
     Attributes:
         seed, count: the layers, as `population.population` draws them.
-        passes, precisions, layouts: of `problem.PASSES`, `dtypes.DTYPES`, `measure.LAYOUTS`.
+        passes, precisions, layouts: of `problem.PASSES`, `dtypes.DTYPES`, `problem.LAYOUTS`.
         kernels: what is measured beside auto: "auto" (the kernel that it takes where torch is ruled out), "all", or kernels.
         regret: for so many layers, the first ones, the best configuration of all kernels, or of those given, is searched, too.
         minutes: after so long nothing new is begun; None: no limit.
-        trials: whether auto's first call times its rivals, as it does under `cudnn.benchmark` (`trials`), and begins with the user's
-            database, into which nothing is written; else it goes by that and by predictions alone.
+        trials: whether auto's first call times its rivals, as it does under `cudnn.benchmark` (`trials`); else it goes by the database
+            and by predictions alone.
     """
 
     seed: int = 0
@@ -101,19 +103,13 @@ def survey(
 def _a_database_of_its_own() -> Iterator[None]:
     """What trials measure goes into a copy of the user's database."""
     with tempfile.TemporaryDirectory() as directory:
-        path, before = Path(directory) / "tuning.json", os.environ.get("CONVT3D_TUNING")
-        with suppress(FileNotFoundError):
-            shutil.copy(user_path(), path)
-        with suppress(FileNotFoundError):
-            shutil.copy(user_path().with_name("costs.json"), path.with_name("costs.json"))
-        os.environ["CONVT3D_TUNING"] = str(path)
+        for file in (user_path(), cost.user_path()):  # the costs lie beside the database
+            with suppress(FileNotFoundError):
+                shutil.copy(file, directory)
         try:
-            yield
+            with variable("CONVT3D_TUNING", str(Path(directory) / user_path().name)):
+                yield
         finally:
-            if before is None:
-                del os.environ["CONVT3D_TUNING"]
-            else:
-                os.environ["CONVT3D_TUNING"] = before
             revise()
 
 

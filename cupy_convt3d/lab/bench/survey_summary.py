@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ...problem import PASSES
+from ...problem import LAYOUTS, PASSES
 from .calls import AUTO, SEARCHED, TORCH, CallRow
-from .measure import LAYOUTS
 from .summary import MEASURABLE_FLOOR_MS, geometric_mean
 
 EITHER = "either"  # in place of a layout: the quicker of both, on each side

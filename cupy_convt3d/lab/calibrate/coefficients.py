@@ -19,8 +19,8 @@ from ...cost import CardCosts, Coefficients, Configuration, KernelCost, LibraryC
 from ...dtypes import DTYPES, allowed_instances
 from ...errors import KernelError
 from ...kernel import Kernel
-from ...problem import Problem
-from ...tuning import LAYOUTS, LIBRARY, configured
+from ...problem import LAYOUTS, Problem
+from ...tuning import LIBRARY, configured
 from .samples import Sample, Sweep
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]

@@ -14,10 +14,10 @@ from typing import Any
 from ... import records
 from ...cost import Card
 from ...dtypes import DTYPES, allowed_instances
-from ...errors import BackendError, DataError, KernelError, LaunchError, shown
+from ...errors import BackendError, KernelError, LaunchError
 from ...kernel import Kernel
-from ...problem import Problem
-from ...tuning import LAYOUTS, LIBRARY, SHIPPED, Database, configured
+from ...problem import LAYOUTS, Problem
+from ...tuning import LIBRARY, SHIPPED, Database, configured
 from ..bench.measure import Bench, measure_ceilings
 from ..bench.provenance import write_json
 from ..bench.rivals import as_tensor, torch_call, torch_settings
@@ -67,9 +67,7 @@ class Sweep:
             DataError: it is damaged or foreign; the message names the field.
         """
         where = f"sweep {str(path)!r}"
-        data = records.mapping(records.read(path, where), where)
-        if (found := data.get("format")) != FORMAT:
-            raise DataError(f"{where}: format={shown(found)}: must be {FORMAT}")
+        data = records.of_format(records.read(path, where), where, FORMAT)
         card = records.make(Card, data.get("card"), f"{where}: card")
         rows = records.sequence(data.get("samples"), f"{where}: samples")
         return cls(card, tuple(records.make(Sample, row, f"{where}: sample {n}") for n, row in enumerate(rows, 1)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ... import architecture, cost
 from ...backends.nvrtc import compile_cubin
 from ...calls import Call
-from ...choice import Automatic, automatic
+from ...choice import automatic
 from ...errors import BackendError
 from ...kernel import Limits
 from ...problem import Problem
@@ -40,7 +40,7 @@ class Built:
     Attributes:
         call: it.
         instance: what it takes; None where torch's operator takes it, or no kernel can.
-        elapsed_s: of compiling; 0 where another call has the instance, or it was in the cache.
+        elapsed_s: of compiling, or of finding it in the cache; 0 where a call before has the instance.
         note: why there is no instance, or what the compiler said.
         failed: whether it could not be compiled.
     """
@@ -66,16 +66,16 @@ def gpu(name: str | None) -> Gpu:
     """
     from ...backends.cuda import CudaBackend, available
 
+    cards = [known.card for known in cost.known().cards]
+    known = ", ".join(card.device for card in cards)
     if name is None:
         if not available():
-            known = ", ".join(card.card.device for card in cost.known().cards)
             raise BackendError(f"there is no GPU here to compile for; name a card: --device, one of {known}")
         here = CudaBackend()
         assert here.limits is not None
         return Gpu(here.device_name, here.arch, here.limits)
-    found = [known.card for known in cost.known().cards if name.lower() in known.card.device.lower()]
+    found = [card for card in cards if name.lower() in card.device.lower()]
     if len(found) != 1:
-        known = ", ".join(card.card.device for card in cost.known().cards)
         raise BackendError(f"--device {name}: must name one of {known}; for another card compile on a machine that has it")
     (card,) = found
     shared = architecture.shared_bytes(card.arch)
@@ -125,7 +125,7 @@ def compile_calls(
 def _taken(call: Call, card: Gpu) -> tuple[Instance | None, str]:
     question = Question(card.device, call.pass_name, call.precision, call.layout)
     problem = Problem.parse(call.problem)
-    found: Automatic = automatic(question, problem, call.packed, card.arch, card.limits)
+    found = automatic(question, problem, call.packed, card.arch, card.limits)
     if found.kernel is None:
         return None, "; ".join(found.passed_over) or f"no {call.pass_name} kernel is registered"
     if found.left_to_torch is not None:
