@@ -563,7 +563,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         meter = Bench(backend_named(options.backend), budget_ms=20.0)
         settings = {"seed": options.seed, "count": options.count, "pass_name": options.pass_name, "minutes": options.minutes}
         with progress_bar() as progress:
-            sweeps = [sweep(meter, list(kernels.values()), options.keep, progress=progress, **settings)]
+            sweeps = [sweep(meter, list(kernels.values()), options.keep, progress=progress, library=not named, **settings)]
         print(f"Written: {options.keep}")
     found = calibrate(sweeps, kernels, path, library=not named)
     print(

@@ -318,6 +318,8 @@ def test_a_sweep_on_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         Bench(HostBackend(), 5.0), kernels, file, seed=1, count=1, minutes=1, clock=lambda: next(clock), problems=[WIDE]
     )
     assert cut.samples == (), "the time was over"
+    alone = sweep(Bench(HostBackend(), 5.0), kernels, file, seed=1, count=1, problems=[Problem(1, 2, 2, 3, 3)], library=False)
+    assert {one.kernel for one in alone.samples} == {"fprop_gather"}
 
 
 def test_the_command_fits_and_says_how_well(own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

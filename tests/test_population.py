@@ -107,6 +107,9 @@ def test_layers_are_distinct(layers: list[Layer]) -> None:
 def test_a_layer_does_not_depend_on_the_count(layers: list[Layer]) -> None:
     assert population(0, 70) == layers[:70] and population(0, 1) == layers[:1]
     assert not {layer.problem for layer in population(1, 70)} & {layer.problem for layer in layers[:70]}
+    depthwise = [layer for layer in layers if layer.family == "depthwise"]
+    assert population(0, 2, lambda problem: problem.groups == problem.in_channels > 1) == depthwise[:2]
+    assert population(0, 2, lambda problem: False) == [], "it gives up"
 
 
 def test_a_seed_gives_the_same_layers_for_ever() -> None:

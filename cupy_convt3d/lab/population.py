@@ -7,7 +7,7 @@ the family's range, then rounded as such networks do. Sizes are drawn anew until
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -146,8 +146,11 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def population(seed: int, count: int) -> list[Layer]:
+def population(seed: int, count: int, wanted: Callable[[Problem], bool] | None = None) -> list[Layer]:
     """Return the first `count` layers of a seed, all of them different; a layer is the same whatever `count` is.
+
+    Args:
+        wanted: says which layers count, of the first `100 * count`; None: all.
 
     Raises:
         ProblemError: `seed` is negative, or `count` below 1.
@@ -156,7 +159,9 @@ def population(seed: int, count: int) -> list[Layer]:
         raise ProblemError(f"seed={seed}: must be at least 0")
     if count < 1:
         raise ProblemError(f"count={count}: must be at least 1")
-    return list(islice(_layers(seed), count))
+    if wanted is None:
+        return list(islice(_layers(seed), count))
+    return list(islice((layer for layer in islice(_layers(seed), 100 * count) if wanted(layer.problem)), count))
 
 
 def is_asked_for(problem: Problem) -> bool:

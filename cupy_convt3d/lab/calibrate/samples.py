@@ -105,6 +105,7 @@ def sweep(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     problems: Sequence[Problem] | None = None,
+    library: bool = True,
 ) -> Sweep:
     """Time drawn layers, layer by layer, until they or the minutes are over; the file is written as it goes.
 
@@ -116,9 +117,11 @@ def sweep(
         out: the file.
         seed, count: of the population.
         problems: these instead.
+        library: whether torch's own operator is timed too; else the layers are those that one of the kernels can do.
     """
-    run = _Sweep(bench, kernels, out, pass_name, precisions, clock)
-    layers = list(problems) if problems is not None else [layer.problem for layer in population(seed, count)]
+    run = _Sweep(bench, kernels, out, pass_name, precisions, library, clock)
+    wanted = None if library else run.can_do
+    layers = list(problems) if problems is not None else [layer.problem for layer in population(seed, count, wanted)]
     ends = None if minutes is None else clock() + 60 * minutes
     for start in range(0, len(layers), AHEAD):
         batch = [(problem, list(run.candidates(problem))) for problem in layers[start : start + AHEAD]]
@@ -142,9 +145,11 @@ class _Sweep:
         out: Path,
         pass_name: str,
         precisions: Sequence[str],
+        library: bool,
         clock: Callable[[], float],
     ) -> None:
         self.bench, self.kernels, self.out, self.pass_name, self.clock = bench, kernels, out, pass_name, clock
+        self.library = library
         self.precisions = precisions
         self.samples: list[Sample] = []
         self.rates: dict[tuple[str, str], float] = {}  # FLOP a ms, the best of a kernel's instance so far
@@ -167,12 +172,16 @@ class _Sweep:
                 if self.bench.backend.why_not(one, problem, instance) is None:
                     yield one, instance
 
+    def can_do(self, problem: Problem) -> bool:
+        return next(self.candidates(problem), None) is not None
+
     def layer(self, problem: Problem, candidates: Sequence[tuple[Kernel, str]]) -> None:
         for element in dict.fromkeys(DTYPES[precision].element for precision in self.precisions):
             for layout in LAYOUTS:
                 try:
                     arrays = self.bench.arrays(problem, self.pass_name, element, layout)
-                    self._torch(problem, element, layout, arrays)
+                    if self.library:
+                        self._torch(problem, element, layout, arrays)
                     self._kernels(problem, candidates, element, layout, arrays)
                 except (MemoryError, RuntimeError) as error:
                     print(f"{problem} {element} {layout}: {type(error).__name__}: {str(error)[:200]}", flush=True)
