@@ -28,8 +28,6 @@ tile8 = "ceil_div(out_tiles, channel_tiles)"
 whole_tiles = "1 if out_channels_per_group == channel_tiles * tile8 * 8 else 0"
 # Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
 all_cells = "2 * ceil_div(in_channels_per_group * itemsize, 32)"
-chunk_cells = "min(CHUNK_CELLS, all_cells) if all_cells % CHUNK_CELLS == 0 or all_cells < CHUNK_CELLS else 6 if all_cells % 6 == 0 and CHUNK_CELLS > 4 else 4"
-chunks = "ceil_div(all_cells, chunk_cells)"
 
 # Output blocks of stride_d x stride_h x stride_w, and a tile of them: CONSUMERS x 8 x 8 TILES_M.
 tile_w = "8 * TILES_M"
@@ -60,6 +58,13 @@ both = "1 if itemsize == 4 and stride_w == 2 and tile8 * TILES_M <= 16 else 0"
 # A window is kept in TILES_M parts, each with every TILES_M-th position of w; an odd number of positions.
 all_positions = "(CONSUMERS + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 one_positions = "(CONSUMERS + one_d) * (8 + one_h) * (8 + ceil_div(all_w if LAY_OUT or both else one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
+
+# A chunk is smaller where neither two windows of it fit nor the windows of all.
+room = "230400 - 3 * 128 * CHUNK_CELLS * tile8"
+chunks_fit = "2 * 16 * CHUNK_CELLS * one_positions <= room or 16 * CHUNK_CELLS * all_positions * ceil_div(all_cells, CHUNK_CELLS) <= room"
+most_cells = "CHUNK_CELLS if CHUNK_CELLS <= 4 or chunks_fit else 4"
+chunk_cells = "min(most_cells, all_cells) if all_cells % most_cells == 0 or all_cells < most_cells else 6 if all_cells % 6 == 0 and most_cells > 4 else 4"
+chunks = "ceil_div(all_cells, chunk_cells)"
 
 slab_bytes = "128 * chunk_cells * tile8"
 memory = "230400 - 3 * slab_bytes"

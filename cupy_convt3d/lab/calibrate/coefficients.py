@@ -36,7 +36,7 @@ STRANGE = (
     3.5  # times as long in NCDHW as in channels_last: a stall of the host was timed, or an algorithm that nobody can rely on
 )
 SMALL = 1e-4  # coefficients below it are left out
-MOST_CONFIGURATIONS, GAIN = 3, 0.01  # of an instance that are kept; what one more has to bring, of the logarithm of the time
+MOST_CONFIGURATIONS, GAIN = 4, 0.01  # of an instance that are kept; what one more has to bring, of the logarithm of the time
 
 
 # By precision, layout and layer: the regret of the kernel taken, what auto takes (below 0: torch's operator), torch's operator, in ms.

@@ -26,7 +26,7 @@ from ..progress import Progress
 
 FORMAT = 1
 AHEAD = 12  # layers that are compiled for at a time; nothing is timed meanwhile: compilers would hold up the host
-FEW, MORE = 3, 5  # configurations of a kernel that is compiled for each geometry, and of one that is not
+FEW, MORE, MOST = 3, 5, 6  # configurations of a kernel that is compiled for each geometry, of one that is not, of one that was named
 SLOW_MS = 30.0  # what takes longer is timed once, and what is bound to take longer not at all
 SEARCH_MS = 300.0  # torch's operator, where it takes longer, is not searched for a quicker algorithm
 REPEATS = 7
@@ -73,9 +73,9 @@ class Sweep:
         return cls(card, tuple(records.make(Sample, row, f"{where}: sample {n}") for n, row in enumerate(rows, 1)))
 
 
-def configurations(kernel: Kernel, instance: str) -> list[Kernel]:
+def configurations(kernel: Kernel, instance: str, most: int) -> list[Kernel]:
     """Return the configurations that are timed: the default, those that the database has most often, then any."""
-    itemsize, most = DTYPES[instance].itemsize, FEW if kernel.specialize else MORE
+    itemsize = DTYPES[instance].itemsize
     known = Counter(
         tuple(sorted((name, value) for name, value in entry.tunables.items() if value in kernel.search.get(name, ())))
         for entry in Database.load(SHIPPED).entries()
@@ -155,7 +155,7 @@ class _Sweep:
         self.rates: dict[tuple[str, str], float] = {}  # FLOP a ms, the best of a kernel's instance so far
         self.saved = clock()
         self.configurations = {
-            (kernel, instance): configurations(kernel, instance)
+            (kernel, instance): configurations(kernel, instance, MOST if not library else FEW if kernel.specialize else MORE)
             for kernel in kernels
             for instance in self.instances()
             if instance in kernel.dtypes and kernel.deterministic
