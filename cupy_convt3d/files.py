@@ -58,19 +58,18 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o644) -> None:
     _remove_abandoned(path.parent)
     descriptor, temporary = _begun(path.parent)
     try:
-        try:
-            write_all(descriptor, content)
-            os.fchmod(descriptor, mode)
-            os.fsync(descriptor)  # a full or failing disk says so here, and not to whoever reads the file
-            if (written := os.fstat(descriptor).st_size) != len(content):
-                raise OSError(f"only {written} of {len(content)} bytes were written")
-        finally:
-            os.close(descriptor)
+        write_all(descriptor, content)
+        os.fchmod(descriptor, mode)
+        os.fsync(descriptor)  # a full or failing disk says so here, and not to whoever reads the file
+        if (written := os.fstat(descriptor).st_size) != len(content):
+            raise OSError(f"only {written} of {len(content)} bytes were written")
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+    finally:
+        os.close(descriptor)  # and with it the lock: unlocked before it has its place the file would be taken for abandoned
 
 
 def _begun(folder: Path) -> tuple[int, str]:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -255,6 +256,16 @@ def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path, alive: bool) -
         assert begun.exists() == alive
     assert writer.returncode == (0 if alive else -9) and (tmp_path / "f").exists() == alive
     assert sorted(path.name for path in tmp_path.iterdir()) == [".new-thing", *(["f"] if alive else []), "g"]
+
+
+def test_threads_that_write_side_by_side_do_not_take_each_others_files_for_abandoned(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        for again in range(40):
+            files.write_whole(tmp_path / f"f{number}", f"{number} {again}")
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(write, range(16)))  # raises what a thread raised
+    assert {path.name for path in tmp_path.iterdir()} == {f"f{number}" for number in range(16)}
 
 
 def test_a_file_that_was_taken_for_abandoned_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
