@@ -37,22 +37,29 @@ SMALL = (
 F = torch.nn.functional
 
 
-def overhead_us(call: Callable[[], object], wait: bool = False, recorded: bool = False) -> dict[str, float]:
-    """Return the median, least and largest mean host time of `CALLS` calls in microseconds; `wait`: until the GPU is done with them."""
-    times = []
+def overhead_us(calls: dict[str, Callable[[], object]], wait: bool = False, recorded: bool = False) -> dict[str, dict[str, float]]:
+    """Return the median, least and largest mean host time of `CALLS` calls of each in microseconds; `wait`: until the GPU is done.
+
+    They take turns, so that a busy host slows all alike; so does who begins.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
     with torch.set_grad_enabled(recorded):
-        for _ in range(CALLS):
-            call()
-        for _ in range(REPEATS):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
+        for call in calls.values():
             for _ in range(CALLS):
                 call()
-            if wait:
+        for number in range(REPEATS):
+            order = list(calls) if number % 2 == 0 else list(reversed(calls))
+            for name in order:
+                call = calls[name]
                 torch.cuda.synchronize()
-            times.append((time.perf_counter() - start) / CALLS * 1e6)
+                start = time.perf_counter()
+                for _ in range(CALLS):
+                    call()
+                if wait:
+                    torch.cuda.synchronize()
+                times[name].append((time.perf_counter() - start) / CALLS * 1e6)
     torch.cuda.synchronize()
-    return {"median": statistics.median(times), "low": min(times), "high": max(times)}
+    return {name: {"median": statistics.median(own), "low": min(own), "high": max(own)} for name, own in times.items()}
 
 
 def gpu_us(call: Callable[[], object]) -> float:
@@ -92,10 +99,10 @@ def small_problems() -> dict[str, dict[str, object]]:
             for pass_name, call in ours.items():
                 tensors = {"input": x, "weight": w, "grad_output": g}
                 theirs = torch_call(torch, p, pass_name, tensors)
+                waited = overhead_us({"auto": call, "torch": theirs}, wait=True)
                 found[f"{name} {pass_name} {precision}"] = {
                     "launch-bound": is_launch_bound(p, pass_name, x.itemsize),
-                    "auto": overhead_us(call, wait=True)["median"],
-                    "torch": overhead_us(theirs, wait=True)["median"],
+                    **{who: times["median"] for who, times in waited.items()},
                     "auto, GPU": gpu_us(call),
                     "torch, GPU": gpu_us(theirs),
                 }
@@ -113,16 +120,16 @@ def overheads() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for cast in (False, True):
         context = partial(torch.autocast, "cuda", torch.bfloat16) if cast else nullcontext
-        dtype = torch.bfloat16 if cast else torch.float32
-        gradient = torch.randn(1, 4, 6, 6, 6, device="cuda", dtype=dtype)
-        for name, layer in layers.items():
-            function = F.conv_transpose3d if name == "torch" else partial(ct.conv_transpose3d, backend=getattr(layer, "backend", None))
-            ways = {
-                "functional": lambda x, f=function, m=layer: f(x, m.weight, m.bias),
-                "module": layer,
-                "compiled": torch.compile(layer, fullgraph=True),
-            }
-            for way, call in ways.items():
+        gradient = torch.randn(1, 4, 6, 6, 6, device="cuda", dtype=torch.bfloat16 if cast else torch.float32)
+        for way in ("functional", "module", "compiled"):
+            forwards: dict[str, Callable[[], object]] = {}
+            steps: dict[str, Callable[[], object]] = {}
+            for name, layer in layers.items():
+                call: Any = layer if way == "module" else torch.compile(layer, fullgraph=True)
+                if way == "functional":
+                    ours = partial(ct.conv_transpose3d, backend=getattr(layer, "backend", None))
+                    function = F.conv_transpose3d if name == "torch" else ours
+                    call = partial(lambda x, f, m: f(x, m.weight, m.bias), f=function, m=layer)
                 x = torch.randn(shape, device="cuda")
                 leaf = x.clone().requires_grad_()
 
@@ -136,8 +143,8 @@ def overheads() -> dict[str, dict[str, float]]:
                     y.backward(g)
 
                 label = f"{name}, {way}{', autocast' if cast else ''}"
-                found[f"forward: {label}"] = overhead_us(forward)
-                found[f"forward and backward: {label}"] = overhead_us(step, recorded=True)
+                forwards[f"forward: {label}"], steps[f"forward and backward: {label}"] = forward, step
+            found |= overhead_us(forwards) | overhead_us(steps, recorded=True)
     return found
 
 
