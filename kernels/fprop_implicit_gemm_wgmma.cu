@@ -59,11 +59,12 @@ both = "1 if itemsize == 4 and stride_w == 2 and tile8 * TILES_M <= 16 else 0"
 all_positions = "(CONSUMERS + all_d) * (8 + all_h) * (8 + ceil_div(all_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 one_positions = "(CONSUMERS + one_d) * (8 + one_h) * (8 + ceil_div(all_w if LAY_OUT or both else one_w, TILES_M)) * TILES_M // 2 * 2 + 1"
 
-# A chunk is smaller where neither two windows of it fit nor the windows of all.
-room = "230400 - 3 * 128 * CHUNK_CELLS * tile8"
-chunks_fit = "2 * 16 * CHUNK_CELLS * one_positions <= room or 16 * CHUNK_CELLS * all_positions * ceil_div(all_cells, CHUNK_CELLS) <= room"
-most_cells = "CHUNK_CELLS if CHUNK_CELLS <= 4 or chunks_fit else 4"
-chunk_cells = "min(most_cells, all_cells) if all_cells % most_cells == 0 or all_cells < most_cells else 6 if all_cells % 6 == 0 and most_cells > 4 else 4"
+# A chunk has as many cells as divide all, or leave a tenth of the last chunk's products for nothing at most: the fewer chunks, the less a
+# product waits for. It is smaller where neither two windows of it fit nor the windows of all.
+wide_cells = "all_cells if all_cells < CHUNK_CELLS else CHUNK_CELLS if CHUNK_CELLS <= 4 or all_cells % CHUNK_CELLS == 0 else 6 if all_cells % 6 == 0 else 10 if all_cells % 10 == 0 else 14 if all_cells % 14 == 0 else CHUNK_CELLS if 10 * ceil_div(all_cells, CHUNK_CELLS) * CHUNK_CELLS <= 11 * all_cells else 4"
+room = "230400 - 3 * 128 * wide_cells * tile8"
+wide_fit = "2 * 16 * wide_cells * one_positions <= room or 16 * wide_cells * all_positions * ceil_div(all_cells, wide_cells) <= room"
+chunk_cells = "wide_cells if wide_cells <= 4 or wide_fit else 4"
 chunks = "ceil_div(all_cells, chunk_cells)"
 
 slab_bytes = "128 * chunk_cells * tile8"
