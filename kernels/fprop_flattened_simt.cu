@@ -61,7 +61,9 @@ ring_bytes = "(220 * 1024 - 2048 * resident) // resident"
 most_chunk = "max(1, min(in_channels_per_group, ring_bytes // (STAGES * channel_bytes)))"
 chunk = "ceil_div(in_channels_per_group, ceil_div(in_channels_per_group, most_chunk))"
 stages = "min(STAGES, max(2, ring_bytes // (chunk * channel_bytes)))"
-block_bytes = "128 + stages * chunk * channel_bytes"
+position_outputs = "2 if pairs else 1"
+warp_bytes = "32 * (8 * position_outputs + 4 * (position_outputs * thread_channels + 1))"
+block_bytes = "128 + max(stages * chunk * channel_bytes, channel_warps * position_warps * warp_bytes)"
 [restrictions]
 "STAGES <= 8" = "there is room for the barriers of eight stages"
 "cells + 2 * plane < 2 * 1024 * 1024 * 1024" = "the cells of a volume must be fewer than 2^31"
@@ -119,6 +121,7 @@ shared_bytes = "block_bytes"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/pipeline.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/store_channels_last.cuh"
 #include "convt3d/store_piece.cuh"
 
 #ifndef THREAD_QUADS
@@ -208,6 +211,13 @@ extern "C" __global__ void __launch_bounds__(256)
       co < out_channels ? to_accum(*weight.at(group * channels + ci, co, tap[0], tap[1], tap[2])) : accum_t(0);
 }
 
+// Whether channels lie together, fours of them aligned for one access.
+__device__ inline bool channels_are_vectors(const View<const scalar_t>& input, int channels) {
+  bool whole = input.stride[1] == 1 && channels % 4 == 0 && reinterpret_cast<index_t>(input.data) % sizeof(Vector) == 0;
+  for (int a = 0; a < 5; ++a) whole = whole && (a == 1 || input.stride[a] % 4 == 0);
+  return whole;
+}
+
 // input_cells[n / images][channel][cell][segment]: input (d, h, w) is cell (d - low_d + reach_d) * plane + (h - low_h + reach_h) * pitch + w -
 // low_w + reach_w of an image; segment s is image s % images, from its plane s / images * part_d on.
 extern "C" __global__ void __launch_bounds__(256)
@@ -236,6 +246,19 @@ extern "C" __global__ void __launch_bounds__(256)
   Vector* target =
       reinterpret_cast<Vector*>(input_cells) + (static_cast<index_t>(n / images) * problem.in_channels + first) * cells + cell;
   const int channels = min(8, problem.in_channels - first);
+  if (channels_are_vectors(input, problem.in_channels)) {
+#pragma unroll 2
+    for (int c = 0; c < channels; c += 4) {
+      Vector four[SEGMENTS];
+#pragma unroll
+      for (int s = 0; s < SEGMENTS; ++s) four[s] = live[s] ? *reinterpret_cast<const Vector*>(source[s] + c) : Vector{};
+#pragma unroll
+      for (int e = 0; e < 4; ++e, target += cells) {
+        *target = {four[0].element[e], four[1].element[e], four[2].element[e], four[3].element[e]};
+      }
+    }
+    return;
+  }
 #pragma unroll 4
   for (int c = 0; c < channels; ++c, target += cells) {
     Vector value;
@@ -554,41 +577,73 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     const bool has_bias = bias != nullptr && c < last_c;
     start[c] = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
   }
+  if (channels_together(output)) {
+    __syncthreads();  // the ring has been read
+    const int outputs = pair ? 2 : 1;
+    const ChannelStage stage = channel_stage(shared + HEADER, again / 32, outputs, own_channels);
+    const bool pieces = channels_are_pieces(output, out_channels);
 #pragma unroll
-  for (int q = 0; q < quads; ++q) {
-    const int position = tile.first + q * position_threads + again % position_threads;
-    const int at_d = position / plane, in_plane = position - at_d * plane, row = in_plane / pitch;
-    const int at_h = row - tile.axis[1].start, at_w = in_plane - row * pitch - tile.axis[2].start;
-    if (at_d >= part_d || at_h < 0 || at_h >= tile.axis[1].outputs || at_w < 0 || at_w >= tile.axis[2].outputs) continue;
-    const int h = tile.axis[1].first_output + at_h * tile.axis[1].step;
-    const index_t w = tile.axis[2].first_output + static_cast<index_t>(at_w) * tile.axis[2].step;
+    for (int q = 0; q < quads; ++q) {
+      const int position = tile.first + q * position_threads + again % position_threads;
+      const int at_d = position / plane, in_plane = position - at_d * plane, row = in_plane / pitch;
+      const int at_h = row - tile.axis[1].start, at_w = in_plane - row * pitch - tile.axis[2].start;
+      const bool inside = at_d < part_d && at_h >= 0 && at_h < tile.axis[1].outputs && at_w >= 0 && at_w < tile.axis[2].outputs;
+      const int h = tile.axis[1].first_output + at_h * tile.axis[1].step;
+      const index_t w = tile.axis[2].first_output + static_cast<index_t>(at_w) * tile.axis[2].step;
 #pragma unroll
-    for (int s = 0; s < SEGMENTS; ++s) {
-      const int plane_of_s = s / images * part_d + at_d;
-      if (plane_of_s >= tile.axis[0].outputs) continue;
-      const int d = tile.axis[0].first_output + plane_of_s * tile.axis[0].step;
-      scalar_t* y = output.at(tile.n + s % images, tile.group * out_channels + first_out, d, h, w);
-      if (!pair) {
+      for (int s = 0; s < SEGMENTS; ++s) {
+        const int plane_of_s = s / images * part_d + at_d, image = tile.n + s % images;
+        const int d = tile.axis[0].first_output + plane_of_s * tile.axis[0].step;
+        const bool live = inside && plane_of_s < tile.axis[0].outputs;
+        store_channels_last(
+            stage, again % 32, outputs, own_channels, last_c, pieces,
+            [&](int r) {
+              const bool there = live && (r == 0 || w + 1 < problem.output_size[2]);
+              return there ? output.at(image, tile.group * out_channels + first_out, d, h, w + r) : nullptr;
+            },
+            [&](int r, int c) {
+              const accum_t sum = residues == 2 ? sums[r * quads + q][s][c] : !pair || r == lead ? sums[q][s][c] : accum_t(0);
+              return to_scalar(start[c] + sum);
+            });
+      }
+    }
+  } else {
 #pragma unroll
-        for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-          if (c < last_c) *y = to_scalar(start[c] + sums[q][s][c]);
-        }
-      } else {
-        const bool both = w + 1 < problem.output_size[2];
-        const bool paired = both && output.stride[4] == 1 && output.stride[1] % 2 == 0 &&
-                            reinterpret_cast<unsigned long long>(y) % (2 * sizeof(scalar_t)) == 0;
+    for (int q = 0; q < quads; ++q) {
+      const int position = tile.first + q * position_threads + again % position_threads;
+      const int at_d = position / plane, in_plane = position - at_d * plane, row = in_plane / pitch;
+      const int at_h = row - tile.axis[1].start, at_w = in_plane - row * pitch - tile.axis[2].start;
+      if (at_d >= part_d || at_h < 0 || at_h >= tile.axis[1].outputs || at_w < 0 || at_w >= tile.axis[2].outputs) continue;
+      const int h = tile.axis[1].first_output + at_h * tile.axis[1].step;
+      const index_t w = tile.axis[2].first_output + static_cast<index_t>(at_w) * tile.axis[2].step;
 #pragma unroll
-        for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-          if (c >= last_c) continue;
-          const scalar_t even = to_scalar(start[c] + (residues == 2 || lead == 0 ? sums[q][s][c] : accum_t(0)));
-          const scalar_t odd = to_scalar(start[c] + (residues == 2 ? sums[quads + q][s][c]
-                                                     : lead == 1   ? sums[q][s][c]
-                                                                   : accum_t(0)));
-          if (paired) {
-            store_pair(y, even, odd);
-          } else {
-            y[0] = even;
-            if (both) y[output.stride[4]] = odd;
+      for (int s = 0; s < SEGMENTS; ++s) {
+        const int plane_of_s = s / images * part_d + at_d;
+        if (plane_of_s >= tile.axis[0].outputs) continue;
+        const int d = tile.axis[0].first_output + plane_of_s * tile.axis[0].step;
+        scalar_t* y = output.at(tile.n + s % images, tile.group * out_channels + first_out, d, h, w);
+        if (!pair) {
+#pragma unroll
+          for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+            if (c < last_c) *y = to_scalar(start[c] + sums[q][s][c]);
+          }
+        } else {
+          const bool both = w + 1 < problem.output_size[2];
+          const bool paired = both && output.stride[4] == 1 && output.stride[1] % 2 == 0 &&
+                              reinterpret_cast<unsigned long long>(y) % (2 * sizeof(scalar_t)) == 0;
+#pragma unroll
+          for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+            if (c >= last_c) continue;
+            const scalar_t even = to_scalar(start[c] + (residues == 2 || lead == 0 ? sums[q][s][c] : accum_t(0)));
+            const scalar_t odd = to_scalar(start[c] + (residues == 2 ? sums[quads + q][s][c]
+                                                       : lead == 1   ? sums[q][s][c]
+                                                                     : accum_t(0)));
+            if (paired) {
+              store_pair(y, even, odd);
+            } else {
+              y[0] = even;
+              if (both) y[output.stride[4]] = odd;
+            }
           }
         }
       }
