@@ -54,7 +54,7 @@ channel_elements = "rows * pitch + taps_d * taps_h * taps_w * thread_channels * 
 stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 256 // itemsize // 4 * 4))"
 row_slots = "ceil_div(rows, 2) * 2"
 store_outputs = "16 // thread_channels"
-block_bytes = "8 * row_slots + max(2 * stage_elements * itemsize, threads * (8 * store_outputs + 17 * itemsize))"
+block_bytes = "8 * row_slots + max(2 * stage_elements * itemsize, threads * (8 * store_outputs + 16 * itemsize + 16))"
 [restrictions]
 "max(stride_d * spread_d, stride_h * spread_h, stride_w * spread_w) < 2 * 1024 * 1024 * 1024" = "the least common multiple of stride and dilation must be below 2^31 on each axis"
 "block_bytes <= 98 * 1024" = "one channel's input rows and weights, twice, must fit the 99 KiB of shared memory that every GPU has"
@@ -483,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     const bool has_bias = bias != nullptr && first_out + c < out_channels;
     start[c] = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
   }
-  if (channels_together(output)) {
+  if (channels_lie_together(output)) {
     __syncthreads();  // the last stage has been read
     const int outputs = own_channels == 4 ? 4 : 2, of_quad = pair ? 8 : 4;
     const ChannelStage stage = channel_stage(reinterpret_cast<unsigned char*>(stages), again / 32, outputs, own_channels);
@@ -515,37 +515,38 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
             });
       }
     }
-  } else {
+    if (SPECIALIZED(FILLED, filled)) fill_share();
+    return;
+  }
 #pragma unroll
-    for (int q = 0; q < quads; ++q) {
-      const int index = tile.first_quad + q * position_threads + again % position_threads;
-      if (index >= tile.end_quad) continue;
-      const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
-      const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;
-      const int h = tile.axis[1].first_output + row % tile.axis[1].outputs * tile.axis[1].step;
-      const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step;
-      const index_t step = tile.axis[2].step * output.stride[4];
-      scalar_t* y = output.at(tile.n, tile.group * out_channels + first_out, d, h, w);
-      const int outputs_w = tile.axis[2].outputs, last_c = out_channels - first_out;
+  for (int q = 0; q < quads; ++q) {
+    const int index = tile.first_quad + q * position_threads + again % position_threads;
+    if (index >= tile.end_quad) continue;
+    const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
+    const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;
+    const int h = tile.axis[1].first_output + row % tile.axis[1].outputs * tile.axis[1].step;
+    const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step;
+    const index_t step = tile.axis[2].step * output.stride[4];
+    scalar_t* y = output.at(tile.n, tile.group * out_channels + first_out, d, h, w);
+    const int outputs_w = tile.axis[2].outputs, last_c = out_channels - first_out;
 #pragma unroll
-      for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-        if (c >= last_c) continue;
-        if (pair) {
-          accum_t piece[8];
+    for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+      if (c >= last_c) continue;
+      if (pair) {
+        accum_t piece[8];
 #pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            const int r = i % 2;
-            const accum_t sum = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c]
-                                : r == lead   ? sums[q * 4 + i / 2][c]
-                                              : accum_t(0);
-            piece[i] = start[c] + sum;
-          }
-          store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
-        } else {
+        for (int i = 0; i < 8; ++i) {
+          const int r = i % 2;
+          const accum_t sum = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c]
+                              : r == lead   ? sums[q * 4 + i / 2][c]
+                                            : accum_t(0);
+          piece[i] = start[c] + sum;
+        }
+        store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
+      } else {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
-          }
+        for (int i = 0; i < 4; ++i) {
+          if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
         }
       }
     }

@@ -6,34 +6,35 @@
 #include "convt3d/dtypes.cuh"
 #include "convt3d/view.cuh"
 
-struct alignas(16) ChannelPiece {
-  scalar_t channel[16 / sizeof(scalar_t)];
-};
 constexpr int PIECE_CHANNELS = 16 / sizeof(scalar_t);
+struct alignas(16) ChannelPiece {
+  scalar_t channel[PIECE_CHANNELS];
+};
 
-// Whether channels lie together, and outputs further apart: of one channel both may be so.
-__device__ inline bool channels_together(const View<scalar_t>& output) {
+// Whether channels lie together and outputs further apart: of one channel both may be said.
+__device__ inline bool channels_lie_together(const View<scalar_t>& output) {
   return output.stride[1] == 1 && output.stride[4] != 1;
 }
 
-// Whether channels that lie together are whole pieces of 16 bytes from every multiple of PIECE_CHANNELS on.
+// Whether channels that lie together are whole pieces, from each multiple of PIECE_CHANNELS on.
 __device__ inline bool channels_are_pieces(const View<scalar_t>& output, int channels) {
   bool whole = channels % PIECE_CHANNELS == 0 && reinterpret_cast<unsigned long long>(output.data) % sizeof(ChannelPiece) == 0;
   for (int a = 0; a < 5; ++a) whole = whole && (a == 1 || output.stride[a] % PIECE_CHANNELS == 0);
   return whole;
 }
 
-// A warp's room in shared memory, for `outputs` outputs of `channels` channels a lane:
-// 32 * (8 * outputs + (outputs * channels + 1) * itemsize) bytes, so that lanes' first elements lie in different banks.
+// A warp's room in shared memory for `outputs` outputs of `channels` channels a lane, a multiple of PIECE_CHANNELS. A lane's are an odd
+// number of pieces, so that lanes meet all banks. It takes 32 * (8 * outputs + pitch * itemsize) bytes.
 struct ChannelStage {
   scalar_t** targets;
   scalar_t* elements;
+  int pitch;
 };
 
-__device__ inline ChannelStage channel_stage(unsigned char* shared, int warp, int outputs, int channels) {
-  const int bytes = 32 * (8 * outputs + (outputs * channels + 1) * static_cast<int>(sizeof(scalar_t)));
-  unsigned char* own = shared + warp * bytes;
-  return {reinterpret_cast<scalar_t**>(own), reinterpret_cast<scalar_t*>(own + 32 * 8 * outputs)};
+__device__ __forceinline__ ChannelStage channel_stage(unsigned char* shared, int warp, int outputs, int channels) {
+  const int pitch = (outputs * channels / PIECE_CHANNELS | 1) * PIECE_CHANNELS;
+  unsigned char* own = shared + warp * 32 * (8 * outputs + pitch * static_cast<int>(sizeof(scalar_t)));
+  return {reinterpret_cast<scalar_t**>(own), reinterpret_cast<scalar_t*>(own + 32 * 8 * outputs), pitch};
 }
 
 // Store element(output, channel) of each lane's outputs, of which the first channel goes to target(output): null where there is no such
@@ -41,13 +42,17 @@ __device__ inline ChannelStage channel_stage(unsigned char* shared, int warp, in
 template <class Target, class Element>
 __device__ __forceinline__ void store_channels_last(const ChannelStage& stage, int lane, int outputs, int channels, int live,
                                                     bool pieces, const Target& target, const Element& element) {
-  const int pitch = outputs * channels + 1;
   __syncwarp();  // what was staged before has been read
 #pragma unroll
   for (int i = 0; i < outputs; ++i) {
     stage.targets[lane * outputs + i] = target(i);
 #pragma unroll
-    for (int c = 0; c < channels; ++c) stage.elements[lane * pitch + i * channels + c] = element(i, c);
+    for (int first = 0; first < channels; first += PIECE_CHANNELS) {
+      ChannelPiece piece;
+#pragma unroll
+      for (int c = 0; c < PIECE_CHANNELS; ++c) piece.channel[c] = element(i, first + c);
+      *reinterpret_cast<ChannelPiece*>(stage.elements + (lane * stage.pitch + i * channels + first)) = piece;
+    }
   }
   __syncwarp();
   if (pieces) {
@@ -55,11 +60,9 @@ __device__ __forceinline__ void store_channels_last(const ChannelStage& stage, i
 #pragma unroll
     for (int k = 0; k < outputs * of_output; ++k) {
       const int number = k * 32 + lane, output = number / of_output, first = number % of_output * PIECE_CHANNELS;
-      const scalar_t* from = stage.elements + (output / outputs * pitch + output % outputs * channels + first);
+      const scalar_t* from = stage.elements + (output / outputs * stage.pitch + output % outputs * channels + first);
+      const ChannelPiece piece = *reinterpret_cast<const ChannelPiece*>(from);
       scalar_t* const y = stage.targets[output];
-      ChannelPiece piece;
-#pragma unroll
-      for (int c = 0; c < PIECE_CHANNELS; ++c) piece.channel[c] = from[c];
       if (y != nullptr && first < live) *reinterpret_cast<ChannelPiece*>(y + first) = piece;
     }
   } else {
@@ -67,7 +70,7 @@ __device__ __forceinline__ void store_channels_last(const ChannelStage& stage, i
     for (int number = lane; number < 32 * outputs * channels; number += 32) {
       const int output = number / channels, c = number % channels;
       scalar_t* const y = stage.targets[output];
-      if (y != nullptr && c < live) y[c] = stage.elements[output / outputs * pitch + output % outputs * channels + c];
+      if (y != nullptr && c < live) y[c] = stage.elements[output / outputs * stage.pitch + output % outputs * channels + c];
     }
   }
 }
