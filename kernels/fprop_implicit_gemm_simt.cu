@@ -53,8 +53,8 @@ pitch = "ceil_div(4 * quads_w + window - 1, 4) * 4"
 channel_elements = "rows * pitch + taps_d * taps_h * taps_w * thread_channels * channel_warps"
 stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 256 // itemsize // 4 * 4))"
 row_slots = "ceil_div(rows, 2) * 2"
-store_outputs = "16 // thread_channels"
-block_bytes = "8 * row_slots + max(2 * stage_elements * itemsize, threads * (8 * store_outputs + 16 * itemsize + 16))"
+store_outputs = "8 // thread_channels"
+block_bytes = "8 * row_slots + max(2 * stage_elements * itemsize, threads * (8 * store_outputs + 8 * itemsize + 16))"
 [restrictions]
 "max(stride_d * spread_d, stride_h * spread_h, stride_w * spread_w) < 2 * 1024 * 1024 * 1024" = "the least common multiple of stride and dilation must be below 2^31 on each axis"
 "block_bytes <= 98 * 1024" = "one channel's input rows and weights, twice, must fit the 99 KiB of shared memory that every GPU has"
@@ -485,7 +485,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
   }
   if (channels_lie_together(output)) {
     __syncthreads();  // the last stage has been read
-    const int outputs = own_channels == 4 ? 4 : 2, of_quad = pair ? 8 : 4;
+    const int outputs = 8 / own_channels, of_quad = pair ? 8 : 4;
     const ChannelStage stage = channel_stage(reinterpret_cast<unsigned char*>(stages), again / 32, outputs, own_channels);
     const bool pieces = channels_are_pieces(output, out_channels);
 #pragma unroll

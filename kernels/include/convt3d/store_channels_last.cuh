@@ -67,10 +67,10 @@ __device__ __forceinline__ void store_channels_last(const ChannelStage& stage, i
     }
   } else {
 #pragma unroll 1
-    for (int number = lane; number < 32 * outputs * channels; number += 32) {
-      const int output = number / channels, c = number % channels;
+    for (int number = lane, there = min(channels, live); number < 32 * outputs * there; number += 32) {
+      const int output = number / there, c = number - output * there;
       scalar_t* const y = stage.targets[output];
-      if (y != nullptr && c < live) y[c] = stage.elements[output / outputs * stage.pitch + output % outputs * channels + c];
+      if (y != nullptr) y[c] = stage.elements[output / outputs * stage.pitch + output % outputs * channels + c];
     }
   }
 }
