@@ -613,44 +613,44 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
         }
       }
     }
-    return fill_share();
-  }
-  if (pair) load_start();
+  } else {
+    if (pair) load_start();
 #pragma unroll
-  for (int q = 0; q < quads; ++q) {
-    const int position = tile.first + q * position_threads + again % position_threads;
-    const int at_d = position / plane, in_plane = position - at_d * plane, row = in_plane / pitch;
-    const int at_h = row - tile.axis[1].start, at_w = in_plane - row * pitch - tile.axis[2].start;
-    if (at_d >= part_d || at_h < 0 || at_h >= tile.axis[1].outputs || at_w < 0 || at_w >= tile.axis[2].outputs) continue;
-    const int h = tile.axis[1].first_output + at_h * tile.axis[1].step;
-    const index_t w = tile.axis[2].first_output + static_cast<index_t>(at_w) * tile.axis[2].step;
+    for (int q = 0; q < quads; ++q) {
+      const int position = tile.first + q * position_threads + again % position_threads;
+      const int at_d = position / plane, in_plane = position - at_d * plane, row = in_plane / pitch;
+      const int at_h = row - tile.axis[1].start, at_w = in_plane - row * pitch - tile.axis[2].start;
+      if (at_d >= part_d || at_h < 0 || at_h >= tile.axis[1].outputs || at_w < 0 || at_w >= tile.axis[2].outputs) continue;
+      const int h = tile.axis[1].first_output + at_h * tile.axis[1].step;
+      const index_t w = tile.axis[2].first_output + static_cast<index_t>(at_w) * tile.axis[2].step;
 #pragma unroll
-    for (int s = 0; s < SEGMENTS; ++s) {
-      const int plane_of_s = s / images * part_d + at_d;
-      if (plane_of_s >= tile.axis[0].outputs) continue;
-      const int d = tile.axis[0].first_output + plane_of_s * tile.axis[0].step;
-      scalar_t* y = output.at(tile.n + s % images, tile.group * out_channels + first_out, d, h, w);
-      if (!pair) {
+      for (int s = 0; s < SEGMENTS; ++s) {
+        const int plane_of_s = s / images * part_d + at_d;
+        if (plane_of_s >= tile.axis[0].outputs) continue;
+        const int d = tile.axis[0].first_output + plane_of_s * tile.axis[0].step;
+        scalar_t* y = output.at(tile.n + s % images, tile.group * out_channels + first_out, d, h, w);
+        if (!pair) {
 #pragma unroll
-        for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-          if (c < last_c) *y = to_scalar(start[c] + sums[q][s][c]);
-        }
-      } else {
-        const bool both = w + 1 < problem.output_size[2];
-        const bool paired = both && output.stride[4] == 1 && output.stride[1] % 2 == 0 &&
-                            reinterpret_cast<unsigned long long>(y) % (2 * sizeof(scalar_t)) == 0;
+          for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+            if (c < last_c) *y = to_scalar(start[c] + sums[q][s][c]);
+          }
+        } else {
+          const bool both = w + 1 < problem.output_size[2];
+          const bool paired = both && output.stride[4] == 1 && output.stride[1] % 2 == 0 &&
+                              reinterpret_cast<unsigned long long>(y) % (2 * sizeof(scalar_t)) == 0;
 #pragma unroll
-        for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-          if (c >= last_c) continue;
-          const scalar_t even = to_scalar(start[c] + (residues == 2 || lead == 0 ? sums[q][s][c] : accum_t(0)));
-          const scalar_t odd = to_scalar(start[c] + (residues == 2 ? sums[quads + q][s][c]
-                                                     : lead == 1   ? sums[q][s][c]
-                                                                   : accum_t(0)));
-          if (paired) {
-            store_pair(y, even, odd);
-          } else {
-            y[0] = even;
-            if (both) y[output.stride[4]] = odd;
+          for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+            if (c >= last_c) continue;
+            const scalar_t even = to_scalar(start[c] + (residues == 2 || lead == 0 ? sums[q][s][c] : accum_t(0)));
+            const scalar_t odd = to_scalar(start[c] + (residues == 2 ? sums[quads + q][s][c]
+                                                       : lead == 1   ? sums[q][s][c]
+                                                                     : accum_t(0)));
+            if (paired) {
+              store_pair(y, even, odd);
+            } else {
+              y[0] = even;
+              if (both) y[output.stride[4]] = odd;
+            }
           }
         }
       }

@@ -515,38 +515,37 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
             });
       }
     }
-    if (SPECIALIZED(FILLED, filled)) fill_share();
-    return;
-  }
+  } else {
 #pragma unroll
-  for (int q = 0; q < quads; ++q) {
-    const int index = tile.first_quad + q * position_threads + again % position_threads;
-    if (index >= tile.end_quad) continue;
-    const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
-    const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;
-    const int h = tile.axis[1].first_output + row % tile.axis[1].outputs * tile.axis[1].step;
-    const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step;
-    const index_t step = tile.axis[2].step * output.stride[4];
-    scalar_t* y = output.at(tile.n, tile.group * out_channels + first_out, d, h, w);
-    const int outputs_w = tile.axis[2].outputs, last_c = out_channels - first_out;
+    for (int q = 0; q < quads; ++q) {
+      const int index = tile.first_quad + q * position_threads + again % position_threads;
+      if (index >= tile.end_quad) continue;
+      const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
+      const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;
+      const int h = tile.axis[1].first_output + row % tile.axis[1].outputs * tile.axis[1].step;
+      const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step;
+      const index_t step = tile.axis[2].step * output.stride[4];
+      scalar_t* y = output.at(tile.n, tile.group * out_channels + first_out, d, h, w);
+      const int outputs_w = tile.axis[2].outputs, last_c = out_channels - first_out;
 #pragma unroll
-    for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-      if (c >= last_c) continue;
-      if (pair) {
-        accum_t piece[8];
+      for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+        if (c >= last_c) continue;
+        if (pair) {
+          accum_t piece[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int r = i % 2;
-          const accum_t sum = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c]
-                              : r == lead   ? sums[q * 4 + i / 2][c]
-                                            : accum_t(0);
-          piece[i] = start[c] + sum;
-        }
-        store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
-      } else {
+          for (int i = 0; i < 8; ++i) {
+            const int r = i % 2;
+            const accum_t sum = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c]
+                                : r == lead   ? sums[q * 4 + i / 2][c]
+                                              : accum_t(0);
+            piece[i] = start[c] + sum;
+          }
+          store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
+          for (int i = 0; i < 4; ++i) {
+            if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
+          }
         }
       }
     }
