@@ -113,6 +113,8 @@ shared_bytes = "block_bytes"
 // Where the stride along w is 2, both residues of w are one class, so that a thread writes pairs of neighbours: tap t feeds output 2*q + r
 // through input q + padding/2 - (t - r - padding%2)/2. So is a stride and dilation of 2, where only one of the two residues has taps; the
 // other is stored as the bias. Other columns, rows and planes without taps are nobody's sums: each block fills about those beside its own.
+//
+// Where channels lie together in the output, the sums pass through shared memory, so that neighbouring lanes store neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/dense_axis.cuh"

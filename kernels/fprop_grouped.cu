@@ -52,6 +52,7 @@ shared_bytes = "weight_bytes + stage_bytes"
 //
 // The sums pass through shared memory, each warp's through its own. So a warp stores 32 pieces of a channel, often a whole row,
 // one instruction after the other: where two warps store a part of a sector each, memory first reads it.
+// Where channels lie together, neighbouring lanes store neighbouring channels; where one access can store all of an output, a lane does.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/divisor.cuh"

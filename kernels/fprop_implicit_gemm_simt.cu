@@ -97,6 +97,8 @@ shared_bytes = "block_bytes"
 // A thread owns THREAD_QUADS quads (half as many with two residues) x CHANNELS channels. For one row of taps it reads 8 inputs of each
 // quad (two 16-byte loads) and, for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds
 // at 3 taps. A thread has 128 registers, so that 16 warps are on a multiprocessor: its 64 sums leave room for what the loop needs.
+//
+// Where channels lie together in the output, the sums pass through shared memory, so that neighbouring lanes store neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
