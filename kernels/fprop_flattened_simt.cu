@@ -61,7 +61,8 @@ ring_bytes = "(220 * 1024 - 2048 * resident) // resident"
 most_chunk = "max(1, min(in_channels_per_group, ring_bytes // (STAGES * channel_bytes)))"
 chunk = "ceil_div(in_channels_per_group, ceil_div(in_channels_per_group, most_chunk))"
 stages = "min(STAGES, max(2, ring_bytes // (chunk * channel_bytes)))"
-block_bytes = "128 + stages * chunk * channel_bytes"
+store_bytes = "32 * channel_warps * position_warps * (8 + 4 * (thread_channels if thread_channels % 8 == 4 else thread_channels + 4))"
+block_bytes = "128 + max(stages * chunk * channel_bytes, store_bytes)"
 [restrictions]
 "STAGES <= 8" = "there is room for the barriers of eight stages"
 "cells + 2 * plane < 2 * 1024 * 1024 * 1024" = "the cells of a volume must be fewer than 2^31"
@@ -112,6 +113,8 @@ shared_bytes = "block_bytes"
 // Where the stride along w is 2, both residues of w are one class, so that a thread writes pairs of neighbours: tap t feeds output 2*q + r
 // through input q + padding/2 - (t - r - padding%2)/2. So is a stride and dilation of 2, where only one of the two residues has taps; the
 // other is stored as the bias. Other columns, rows and planes without taps are nobody's sums: each block fills about those beside its own.
+//
+// Where channels lie together in the output, the sums pass through shared memory, so that neighbouring lanes store neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/dense_axis.cuh"
@@ -119,6 +122,7 @@ shared_bytes = "block_bytes"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/pipeline.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/store_channels_last.cuh"
 #include "convt3d/store_piece.cuh"
 
 #ifndef THREAD_QUADS
@@ -208,6 +212,13 @@ extern "C" __global__ void __launch_bounds__(256)
       co < out_channels ? to_accum(*weight.at(group * channels + ci, co, tap[0], tap[1], tap[2])) : accum_t(0);
 }
 
+// Whether channels lie together, fours of them aligned for one access.
+__device__ inline bool channels_are_vectors(const View<const scalar_t>& input, int channels) {
+  bool whole = input.stride[1] == 1 && channels % 4 == 0 && reinterpret_cast<index_t>(input.data) % sizeof(Vector) == 0;
+  for (int a = 0; a < 5; ++a) whole = whole && (a == 1 || input.stride[a] % 4 == 0);
+  return whole;
+}
+
 // input_cells[n / images][channel][cell][segment]: input (d, h, w) is cell (d - low_d + reach_d) * plane + (h - low_h + reach_h) * pitch + w -
 // low_w + reach_w of an image; segment s is image s % images, from its plane s / images * part_d on.
 extern "C" __global__ void __launch_bounds__(256)
@@ -236,6 +247,19 @@ extern "C" __global__ void __launch_bounds__(256)
   Vector* target =
       reinterpret_cast<Vector*>(input_cells) + (static_cast<index_t>(n / images) * problem.in_channels + first) * cells + cell;
   const int channels = min(8, problem.in_channels - first);
+  if (channels_are_vectors(input, problem.in_channels)) {
+#pragma unroll 2
+    for (int c = 0; c < channels; c += 4) {
+      Vector four[SEGMENTS];
+#pragma unroll
+      for (int s = 0; s < SEGMENTS; ++s) four[s] = live[s] ? *reinterpret_cast<const Vector*>(source[s] + c) : Vector{};
+#pragma unroll
+      for (int e = 0; e < 4; ++e, target += cells) {
+        *target = {four[0].element[e], four[1].element[e], four[2].element[e], four[3].element[e]};
+      }
+    }
+    return;
+  }
 #pragma unroll 4
   for (int c = 0; c < channels; ++c, target += cells) {
     Vector value;
@@ -549,46 +573,86 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
   const int again = computed_anew(thread), first_out = (tile.thread_tile + again / position_threads) * own_channels;
   const int last_c = out_channels - first_out;
   accum_t start[ROOM];  // added last: registers are for sums
+  const auto load_start = [&] {
 #pragma unroll
-  for (int c = 0; c < own_channels; ++c) {
-    const bool has_bias = bias != nullptr && c < last_c;
-    start[c] = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
-  }
+    for (int c = 0; c < own_channels; ++c) {
+      const bool has_bias = bias != nullptr && c < last_c;
+      start[c] = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
+    }
+  };
+  // Where these loads stand decides how the sums of the loop above are numbered.
+  if (!pair) load_start();
+  if (channels_lie_together(output)) {
+    __syncthreads();  // the ring has been read
+    if (pair) load_start();
+    const ChannelStage stage = channel_stage(shared + HEADER, again / 32, 1, own_channels);
+    const bool pieces = channels_are_pieces(output, out_channels);
 #pragma unroll
-  for (int q = 0; q < quads; ++q) {
-    const int position = tile.first + q * position_threads + again % position_threads;
-    const int at_d = position / plane, in_plane = position - at_d * plane, row = in_plane / pitch;
-    const int at_h = row - tile.axis[1].start, at_w = in_plane - row * pitch - tile.axis[2].start;
-    if (at_d >= part_d || at_h < 0 || at_h >= tile.axis[1].outputs || at_w < 0 || at_w >= tile.axis[2].outputs) continue;
-    const int h = tile.axis[1].first_output + at_h * tile.axis[1].step;
-    const index_t w = tile.axis[2].first_output + static_cast<index_t>(at_w) * tile.axis[2].step;
+    for (int q = 0; q < quads; ++q) {
+      const int position = tile.first + q * position_threads + again % position_threads;
+      const int at_d = position / plane, in_plane = position - at_d * plane, row = in_plane / pitch;
+      const int at_h = row - tile.axis[1].start, at_w = in_plane - row * pitch - tile.axis[2].start;
+      const bool inside = at_d < part_d && at_h >= 0 && at_h < tile.axis[1].outputs && at_w >= 0 && at_w < tile.axis[2].outputs;
+      const int h = tile.axis[1].first_output + at_h * tile.axis[1].step;
+      const index_t w = tile.axis[2].first_output + static_cast<index_t>(at_w) * tile.axis[2].step;
 #pragma unroll
-    for (int s = 0; s < SEGMENTS; ++s) {
-      const int plane_of_s = s / images * part_d + at_d;
-      if (plane_of_s >= tile.axis[0].outputs) continue;
-      const int d = tile.axis[0].first_output + plane_of_s * tile.axis[0].step;
-      scalar_t* y = output.at(tile.n + s % images, tile.group * out_channels + first_out, d, h, w);
-      if (!pair) {
+      for (int s = 0; s < SEGMENTS; ++s) {
+        const int plane_of_s = s / images * part_d + at_d, image = tile.n + s % images;
+        const int d = tile.axis[0].first_output + plane_of_s * tile.axis[0].step;
+        const bool live = inside && plane_of_s < tile.axis[0].outputs;
 #pragma unroll
-        for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-          if (c < last_c) *y = to_scalar(start[c] + sums[q][s][c]);
+        for (int r = 0; r < (pair ? 2 : 1); ++r) {
+          store_channels_last(
+              stage, again % 32, 1, own_channels, last_c, pieces,
+              [&](int) {
+                const bool there = live && (r == 0 || w + 1 < problem.output_size[2]);
+                return there ? output.at(image, tile.group * out_channels + first_out, d, h, w + r) : nullptr;
+              },
+              [&](int, int c) {
+                const accum_t sum = residues == 2 ? sums[r * quads + q][s][c] : !pair || r == lead ? sums[q][s][c] : accum_t(0);
+                return to_scalar(start[c] + sum);
+              });
         }
-      } else {
-        const bool both = w + 1 < problem.output_size[2];
-        const bool paired = both && output.stride[4] == 1 && output.stride[1] % 2 == 0 &&
-                            reinterpret_cast<unsigned long long>(y) % (2 * sizeof(scalar_t)) == 0;
+      }
+    }
+  } else {
+    if (pair) load_start();
 #pragma unroll
-        for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-          if (c >= last_c) continue;
-          const scalar_t even = to_scalar(start[c] + (residues == 2 || lead == 0 ? sums[q][s][c] : accum_t(0)));
-          const scalar_t odd = to_scalar(start[c] + (residues == 2 ? sums[quads + q][s][c]
-                                                     : lead == 1   ? sums[q][s][c]
-                                                                   : accum_t(0)));
-          if (paired) {
-            store_pair(y, even, odd);
-          } else {
-            y[0] = even;
-            if (both) y[output.stride[4]] = odd;
+    for (int q = 0; q < quads; ++q) {
+      const int position = tile.first + q * position_threads + again % position_threads;
+      const int at_d = position / plane, in_plane = position - at_d * plane, row = in_plane / pitch;
+      const int at_h = row - tile.axis[1].start, at_w = in_plane - row * pitch - tile.axis[2].start;
+      if (at_d >= part_d || at_h < 0 || at_h >= tile.axis[1].outputs || at_w < 0 || at_w >= tile.axis[2].outputs) continue;
+      const int h = tile.axis[1].first_output + at_h * tile.axis[1].step;
+      const index_t w = tile.axis[2].first_output + static_cast<index_t>(at_w) * tile.axis[2].step;
+#pragma unroll
+      for (int s = 0; s < SEGMENTS; ++s) {
+        const int plane_of_s = s / images * part_d + at_d;
+        if (plane_of_s >= tile.axis[0].outputs) continue;
+        const int d = tile.axis[0].first_output + plane_of_s * tile.axis[0].step;
+        scalar_t* y = output.at(tile.n + s % images, tile.group * out_channels + first_out, d, h, w);
+        if (!pair) {
+#pragma unroll
+          for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+            if (c < last_c) *y = to_scalar(start[c] + sums[q][s][c]);
+          }
+        } else {
+          const bool both = w + 1 < problem.output_size[2];
+          const bool paired = both && output.stride[4] == 1 && output.stride[1] % 2 == 0 &&
+                              reinterpret_cast<unsigned long long>(y) % (2 * sizeof(scalar_t)) == 0;
+#pragma unroll
+          for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+            if (c >= last_c) continue;
+            const scalar_t even = to_scalar(start[c] + (residues == 2 || lead == 0 ? sums[q][s][c] : accum_t(0)));
+            const scalar_t odd = to_scalar(start[c] + (residues == 2 ? sums[quads + q][s][c]
+                                                       : lead == 1   ? sums[q][s][c]
+                                                                     : accum_t(0)));
+            if (paired) {
+              store_pair(y, even, odd);
+            } else {
+              y[0] = even;
+              if (both) y[output.stride[4]] = odd;
+            }
           }
         }
       }

@@ -52,11 +52,13 @@ shared_bytes = "weight_bytes + stage_bytes"
 //
 // The sums pass through shared memory, each warp's through its own. So a warp stores 32 pieces of a channel, often a whole row,
 // one instruction after the other: where two warps store a part of a sector each, memory first reads it.
+// Where channels lie together, neighbouring lanes store neighbouring channels; where one access can store all of an output, a lane does.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/divisor.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/store_channels_last.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -219,14 +221,12 @@ __device__ inline bool channels_are_vectors(const View<T>& view, const scalar_t*
   return whole && reinterpret_cast<index_t>(first) % sizeof(Vector<LENGTH>) == 0;
 }
 
-__device__ __forceinline__ void store_channels(const accum_t (&sums)[CHANNELS], scalar_t* y) {
+// Store the channels of one output, no more than an access can.
+__device__ __forceinline__ void store_vector(const accum_t (&sums)[CHANNELS], scalar_t* y) {
+  Vector<OUT_VECTOR> out;
 #pragma unroll
-  for (int c = 0; c < CHANNELS; c += OUT_VECTOR) {
-    Vector<OUT_VECTOR> out;
-#pragma unroll
-    for (int e = 0; e < OUT_VECTOR; ++e) out.element[e] = to_scalar(sums[c + e]);
-    *reinterpret_cast<Vector<OUT_VECTOR>*>(y + c) = out;
-  }
+  for (int e = 0; e < OUT_VECTOR; ++e) out.element[e] = to_scalar(sums[e]);
+  *reinterpret_cast<Vector<OUT_VECTOR>*>(y) = out;
 }
 
 // Store the sums of a warp's pieces, four channels at a time. They pass through `stage`, as [output of a piece][lane] of these four; then
@@ -325,8 +325,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       block.input_quads = positions == 4 && block.input_lines && problem.input_size[2] % 4 == 0 &&
                           (input.stride[1] | input.stride[2] | input.stride[3]) % 4 == 0 &&
                           reinterpret_cast<index_t>(input.data + block.input) % sizeof(Vector<4>) == 0;
-      block.output_vectors =
-          block.live_channels == CHANNELS && channels_are_vectors<OUT_VECTOR>(output, output.data + block.output, CHANNELS);
+      block.output_vectors = channels_are_vectors<OUT_VECTOR>(output, output.data + block.output, block.live_channels);
     }
   }
   __syncthreads();
@@ -386,11 +385,22 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
     }
 
     __syncwarp();  // all places are there
-    if (block.output_vectors) {
+    if (block.output_vectors && block.live_channels == OUT_VECTOR) {
       const Place place = places[threadIdx.x];
 #pragma unroll
       for (int at = 0; at < positions * stride; ++at) {
-        if (at < place.live) store_channels(sums[at], advanced(output.data + at * output.stride[4], place.output));
+        if (at < place.live) store_vector(sums[at], advanced(output.data + at * output.stride[4], place.output));
+      }
+    } else if (channels_lie_together(output) && block.live_channels > 1) {
+      const int again = static_cast<int>(computed_anew(threadIdx.x));
+      const Place place = places[again];
+      const ChannelStage stage = channel_stage(shared + weight_bytes, again / 32, 1, CHANNELS);
+#pragma unroll
+      for (int at = 0; at < positions * stride; ++at) {
+        store_channels_last(
+            stage, again % 32, 1, CHANNELS, block.live_channels, block.output_vectors,
+            [&](int) { return at < place.live ? advanced(output.data + at * output.stride[4], place.output) : nullptr; },
+            [&](int, int c) { return to_scalar(sums[at][c]); });
       }
     } else {
       const int channels = SPECIALIZED(OUT_CHANNELS, out_channels_per_group) % CHANNELS == 0 ? CHANNELS : block.live_channels;

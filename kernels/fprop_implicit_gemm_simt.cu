@@ -53,7 +53,8 @@ pitch = "ceil_div(4 * quads_w + window - 1, 4) * 4"
 channel_elements = "rows * pitch + taps_d * taps_h * taps_w * thread_channels * channel_warps"
 stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 256 // itemsize // 4 * 4))"
 row_slots = "ceil_div(rows, 2) * 2"
-block_bytes = "8 * row_slots + 2 * stage_elements * itemsize"
+store_outputs = "8 // thread_channels"
+block_bytes = "8 * row_slots + max(2 * stage_elements * itemsize, threads * (8 * store_outputs + 8 * itemsize + 16))"
 [restrictions]
 "max(stride_d * spread_d, stride_h * spread_h, stride_w * spread_w) < 2 * 1024 * 1024 * 1024" = "the least common multiple of stride and dilation must be below 2^31 on each axis"
 "block_bytes <= 98 * 1024" = "one channel's input rows and weights, twice, must fit the 99 KiB of shared memory that every GPU has"
@@ -96,13 +97,16 @@ shared_bytes = "block_bytes"
 // A thread owns THREAD_QUADS quads (half as many with two residues) x CHANNELS channels. For one row of taps it reads 8 inputs of each
 // quad (two 16-byte loads) and, for each tap, the weights, which all lanes share (16-byte broadcasts): 10 loads for 192 multiply-adds
 // at 3 taps. A thread has 128 registers, so that 16 warps are on a multiprocessor: its 64 sums leave room for what the loop needs.
+//
+// Where channels lie together in the output, the sums pass through shared memory, so that neighbouring lanes store neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
-#include "convt3d/fill_output.cuh"
+#include "convt3d/fill_gaps.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/row_tile.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/store_channels_last.cuh"
 #include "convt3d/store_piece.cuh"
 
 #ifndef THREAD_QUADS
@@ -355,27 +359,6 @@ __device__ __forceinline__ void store_eight(const accum_t (&sums)[8], scalar_t* 
   }
 }
 
-// A warp fills what no tap reaches of some channels and of the rows in [first, end), counted over d and h: rows, and `columns` of the
-// others.
-__device__ inline void fill_gaps(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output, int n,
-                                 int first_channel, int channels, index_t first, index_t end, bool columns) {
-  const index_t width = problem.output_size[2], height = problem.output_size[1];
-  for (index_t row = first, next; row < end; row = next) {
-    const int d = static_cast<int>(row / height), h = static_cast<int>(row % height);
-    const bool is_plane = !has_tap(problem, 0, d);
-    next = is_plane ? min(end, row - h + height) : row + 1;
-    if (is_plane || !has_tap(problem, 1, h)) {
-      fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, h * width, (h + next - row) * width, 0, 1);
-      continue;
-    }
-    for (int w = static_cast<int>(threadIdx.x) % 32; columns && w < width; w += 32) {
-      for (int c = has_tap(problem, 2, w) ? channels : 0; c < channels; ++c) {
-        *output.at(n, first_channel + c, d, h, w) = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
-      }
-    }
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     convt3d_fprop_implicit_gemm_simt(const Problem problem, const View<const scalar_t> input,
                                      const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
@@ -502,35 +485,69 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     const bool has_bias = bias != nullptr && first_out + c < out_channels;
     start[c] = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
   }
+  if (channels_lie_together(output)) {
+    __syncthreads();  // the last stage has been read
+    const int outputs = 8 / own_channels, of_quad = pair ? 8 : 4;
+    const ChannelStage stage = channel_stage(reinterpret_cast<unsigned char*>(stages), again / 32, outputs, own_channels);
+    const bool pieces = channels_are_pieces(output, out_channels);
 #pragma unroll
-  for (int q = 0; q < quads; ++q) {
-    const int index = tile.first_quad + q * position_threads + again % position_threads;
-    if (index >= tile.end_quad) continue;
-    const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
-    const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;
-    const int h = tile.axis[1].first_output + row % tile.axis[1].outputs * tile.axis[1].step;
-    const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step;
-    const index_t step = tile.axis[2].step * output.stride[4];
-    scalar_t* y = output.at(tile.n, tile.group * out_channels + first_out, d, h, w);
-    const int outputs_w = tile.axis[2].outputs, last_c = out_channels - first_out;
+    for (int q = 0; q < quads; ++q) {
+      const int index = tile.first_quad + q * position_threads + again % position_threads;
+      const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
+      const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;
+      const int h = tile.axis[1].first_output + row % tile.axis[1].outputs * tile.axis[1].step;
+      const index_t step = pair ? 1 : tile.axis[2].step;
+      const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step;
 #pragma unroll
-    for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-      if (c >= last_c) continue;
-      if (pair) {
-        accum_t piece[8];
+      for (int first = 0; first < of_quad; first += outputs) {
+        store_channels_last(
+            stage, again % 32, outputs, own_channels, out_channels - first_out, pieces,
+            [&](int i) {
+              const index_t at = w + (first + i) * step;
+              const bool live = index < tile.end_quad && at >= 0 && at < problem.output_size[2];
+              return live ? output.at(tile.n, tile.group * out_channels + first_out, d, h, at) : nullptr;
+            },
+            [&](int i, int c) {
+              const int at = first + i, r = at % 2;
+              const accum_t sum = !pair           ? sums[q * 4 + at][c]
+                                  : residues == 2 ? sums[(q * 2 + r) * 4 + at / 2][c]
+                                  : r == lead     ? sums[q * 4 + at / 2][c]
+                                                  : accum_t(0);
+              return to_scalar(start[c] + sum);
+            });
+      }
+    }
+  } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int r = i % 2;
-          const accum_t sum = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c]
-                              : r == lead   ? sums[q * 4 + i / 2][c]
-                                            : accum_t(0);
-          piece[i] = start[c] + sum;
-        }
-        store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
-      } else {
+    for (int q = 0; q < quads; ++q) {
+      const int index = tile.first_quad + q * position_threads + again % position_threads;
+      if (index >= tile.end_quad) continue;
+      const int row = index / tile.quads_w, first_w = index % tile.quads_w * 4 - tile.shift;
+      const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;
+      const int h = tile.axis[1].first_output + row % tile.axis[1].outputs * tile.axis[1].step;
+      const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step;
+      const index_t step = tile.axis[2].step * output.stride[4];
+      scalar_t* y = output.at(tile.n, tile.group * out_channels + first_out, d, h, w);
+      const int outputs_w = tile.axis[2].outputs, last_c = out_channels - first_out;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
+      for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+        if (c >= last_c) continue;
+        if (pair) {
+          accum_t piece[8];
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const int r = i % 2;
+            const accum_t sum = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c]
+                                : r == lead   ? sums[q * 4 + i / 2][c]
+                                              : accum_t(0);
+            piece[i] = start[c] + sum;
+          }
+          store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
+          }
         }
       }
     }

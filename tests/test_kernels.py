@@ -281,12 +281,17 @@ FLATTENED_MISTAKES = {
     "a depth that taps do not reach": ("min(begin, tile.first_kd)", "max(begin, tile.first_kd)"),
     "images mixed": ("output.at(tile.n + s % images", "output.at(tile.n + s % 1"),
     "residues of w exchanged": ("(taps - 1 - k + lead) % 2", "(taps - k + lead) % 2"),
+    "the ring overwritten before it is read": ("    __syncthreads();  // the ring has been read\n", ""),
+    "the second of a pair past the row": ("live && (r == 0 || w + 1 < problem.output_size[2])", "live"),
+    "residues of w exchanged where they are staged": ("sums[r * quads + q][s][c]", "sums[(1 - r) * quads + q][s][c]"),
+    "channels stored past the last": ("stage, again % 32, 1, own_channels, last_c,", "stage, again % 32, 1, own_channels, ROOM,"),
+    "channels stored as pieces that are none": ("channels_are_pieces(output, out_channels)", "true"),
 }
 
 
 @pytest.mark.parametrize("mistake", some(FLATTENED_MISTAKES))
 def test_mistakes_in_what_is_flattened_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
-    tried = [(seed, problem) for problem in map(Problem.parse, FLATTENED) for seed in (0, 1)]
+    tried = [(seed, problem) for problem in map(Problem.parse, FLATTENED) for seed in (0, 1, 5, 8)]
     assert_found(kernels()["fprop_flattened_simt"], *FLATTENED_MISTAKES[mistake], tried, CHANNEL_WARPS=1)
 
 

@@ -16,8 +16,12 @@ __device__ inline void fill_gaps(const Problem& problem, const scalar_t* bias, c
       fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, h * width, (h + next - row) * width, 0, 1);
       continue;
     }
-    for (int w = static_cast<int>(threadIdx.x) % 32; columns && w < width; w += 32) {
-      for (int c = has_tap(problem, 2, w) ? channels : 0; c < channels; ++c) {
+    // Lanes have neighbours along w; where channels lie side by side, as many of these as there are.
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int together = output.stride[1] == 1 && output.stride[4] != 1 ? 32 : 1;
+    while (together > channels) together /= 2;
+    for (int w = lane / together; columns && w < width; w += 32 / together) {
+      for (int c = has_tap(problem, 2, w) ? channels : lane % together; c < channels; c += together) {
         *output.at(n, first_channel + c, d, h, w) = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
       }
     }
