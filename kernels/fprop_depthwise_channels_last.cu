@@ -32,7 +32,7 @@ row_sums = "stride_h * stride_w * run_w * vector"
 planes = "max((kernel_d - 1) * dilation_d + 1, stride_d)"
 rolls = "1 if planes * row_sums <= SUMS and taps * run_w * vector <= 2048 else 0"
 most_h = "SUMS // (planes * row_sums) if rolls else SUMS * 2 // 3 // row_sums"
-run_h = "max(1, min(4, most_h, 96 // ((run_w + reach_w) * vector), 2048 // (taps * run_w * vector) if rolls else 4))"
+run_h = "max(1, min(4, most_h, SUMS // ((run_w + reach_w) * vector), 2048 // (taps * run_w * vector) if rolls else 4))"
 # Channels of a block: all, or parts of about a size, in units of 16 bytes (of 16 bits).
 unit = "24 if vector == 3 else 8"
 most_channels = "max(unit, min(BLOCK_CHANNELS, 96 * 1024 // (4 * taps) - 4) // unit * unit)"
@@ -178,13 +178,25 @@ static_assert(BLOCK_CHANNELS <= BLOCK_THREADS, "a block has threads for all its 
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
 constexpr int MOST_SUMS = SUMS > 64 ? SUMS : 64;  // of a thread
 #if defined(__CUDACC__)
-constexpr int MOST_ROWS = LENGTH_H + (KERNEL_H - 1) * DILATION_H / STRIDE_H + 1, MOST_VECTOR = VECTOR;
-constexpr int MOST_COLUMNS = LENGTH_W + (KERNEL_W - 1) * DILATION_W / STRIDE_W + 1;
+constexpr int reach(int kernel, int dilation, int stride, int lead) {
+  return ((kernel - 1) * dilation - lead + stride) / stride - 1 + (lead > 0 ? 1 : 0);
+}
+constexpr int MOST_ROWS = LENGTH_H + reach(KERNEL_H, DILATION_H, STRIDE_H, PADDING_H % STRIDE_H), MOST_VECTOR = VECTOR;
+constexpr int MOST_COLUMNS = LENGTH_W + reach(KERNEL_W, DILATION_W, STRIDE_W, PADDING_W % STRIDE_W);
 constexpr int SINGLE = VECTOR % MULTIPLIER == 0 ? VECTOR / MULTIPLIER : 1, WORDS = (SINGLE * SIZE + 3) / 4;
 #else
-constexpr int MOST_ROWS = 18, MOST_COLUMNS = 18, MOST_VECTOR = 4, WORDS = 4;
+constexpr int MOST_ROWS = 18, MOST_COLUMNS = 18, MOST_VECTOR = 4, SINGLE = 4, WORDS = 4;
 #endif
-constexpr bool SMALL = MOST_ROWS * MOST_COLUMNS * WORDS <= 64;  // the whole window is in registers at once
+constexpr bool SMALL = MOST_ROWS * MOST_COLUMNS * WORDS <= 48;  // the whole window is in registers at once
+constexpr bool LOADS_AHEAD = AHEAD && SMALL && ROLLS;
+// Warps on a multiprocessor that have registers for their sums, their window and about 36 beside.
+constexpr int PLANES = (KERNEL_D - 1) * DILATION_D + 1 > STRIDE_D ? (KERNEL_D - 1) * DILATION_D + 1 : STRIDE_D;
+constexpr int OWN_SUMS = (ROLLS ? PLANES : 1) * LENGTH_H * STRIDE_H * LENGTH_W * STRIDE_W * VECTOR;
+constexpr int OWN_ROWS =
+    SMALL ? MOST_ROWS * WORDS + (WORDS < SINGLE || LOADS_AHEAD ? LENGTH_H * SINGLE : 0) : LENGTH_H * SINGLE + WORDS;
+constexpr int OWN = OWN_SUMS + OWN_ROWS * MOST_COLUMNS + 4 * VECTOR;
+constexpr int RESIDENT_WARPS = OWN <= 104 ? 16 : OWN <= 140 ? 12 : 8;
+constexpr int RESIDENT = RESIDENT_WARPS * 32 / BLOCK_THREADS > 0 ? RESIDENT_WARPS * 32 / BLOCK_THREADS : 1;  // blocks
 
 // Neighbouring input channels of one voxel as they lie in memory.
 struct Raw {
@@ -226,22 +238,16 @@ __device__ __forceinline__ unsigned bits_of(Half value) {
   return value.bits;
 }
 
-// Load `count` channels, together in one vector if PACKED, else `step` apart. What lies outside is zeros that were not read.
-template <bool PACKED>
-__device__ __forceinline__ void load(Raw& raw, const scalar_t* from, int count, index_t step, bool inside) {
-  if (PACKED && count * SIZE == 4) {
+// Load a vector of `count` channels. What lies outside is zeros that were not read.
+__device__ __forceinline__ void load(Raw& raw, const scalar_t* from, int count, bool inside) {
+  if (count * SIZE == 4) {
     load_piece<4>(raw, from, inside);
-  } else if (PACKED && WORDS >= 2 && count * SIZE == 8) {
+  } else if (WORDS >= 2 && count * SIZE == 8) {
     load_piece<WORDS >= 2 ? 8 : 4>(raw, from, inside);
-  } else if (PACKED && WORDS >= 4 && count * SIZE == 16) {
+  } else if (WORDS >= 4 && count * SIZE == 16) {
     load_piece<WORDS >= 4 ? 16 : 4>(raw, from, inside);
   } else {
-#pragma unroll
-    for (int v = 0; v < count; ++v) {
-      const unsigned bits = inside ? bits_of(from[v * step]) : 0u;
-      if (SIZE == 4 || v % 2 == 0) raw.word[v * SIZE / 4] = bits;
-      if (SIZE == 2 && v % 2 == 1) raw.word[v / 2] |= bits << 16;
-    }
+    raw.word[0] = inside ? bits_of(*from) : 0u;  // one element of 16 bits
   }
 }
 
@@ -254,17 +260,15 @@ __device__ __forceinline__ accum_t element(const Raw& raw, int v) {
 }
 
 // A row of the window in the plane at `plane`, which lies inside.
-template <bool PACKED>
 __device__ __forceinline__ void load_row(Raw (&raw)[MOST_COLUMNS], const Shape& shape, const Problem& problem,
                                          const View<const scalar_t>& input, const Place& place, const scalar_t* plane,
                                          int row) {
   const bool live = static_cast<unsigned>(place.h + row) < static_cast<unsigned>(problem.input_size[1]);
   const scalar_t* const line = plane + row * input.stride[3];
-  const index_t step = PACKED ? SPECIALIZED(IN_CHANNELS, problem.in_channels) : input.stride[4];
 #pragma unroll
   for (int column = 0; column < shape.w.inputs(); ++column) {
     const bool inside = live && static_cast<unsigned>(place.w + column) < static_cast<unsigned>(problem.input_size[2]);
-    load<PACKED>(raw[column], line + column * step, shape.inputs(), input.stride[1], inside);
+    load(raw[column], line + column * SPECIALIZED(IN_CHANNELS, problem.in_channels), shape.inputs(), inside);
   }
 }
 
@@ -327,32 +331,31 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS], const Shape
 }
 
 // Store an output plane's sums from y on, of which so many rows and columns lie inside.
-template <bool PACKED>
-__device__ __forceinline__ void store_plane(const accum_t* sums, const Shape& shape, const View<scalar_t>& output, scalar_t* y,
-                                            index_t step, int rows, int columns) {
+__device__ __forceinline__ void store_plane(const accum_t* sums, const Shape& shape, scalar_t* y, index_t step_h, int step_w,
+                                            int rows, int columns) {
+  const int second = 1 % MOST_VECTOR, third = 2 % MOST_VECTOR, fourth = 3 % MOST_VECTOR;
 #pragma unroll
   for (int row = 0; row < shape.h.run * shape.h.stride; ++row) {
-    scalar_t* const line = y + row * output.stride[3];
+    scalar_t* const line = y + row * step_h;
 #pragma unroll
     for (int column = 0; column < shape.row(); ++column) {
       if (row >= rows || column >= columns) continue;
-      scalar_t* const to = line + column * step;
+      scalar_t* const to = line + column * step_w;
       const accum_t* const from = sums + (row * shape.row() + column) * shape.vector;
       unsigned bits[MOST_VECTOR];
 #pragma unroll
       for (int v = 0; v < shape.vector; ++v) bits[v] = bits_of(to_scalar(from[v]));
-      const int second = 1 % MOST_VECTOR, third = 2 % MOST_VECTOR, fourth = 3 % MOST_VECTOR;
-      if (PACKED && shape.vector == 4 && SIZE == 4) {
+      if (shape.vector == 4 && SIZE == 4) {
         *reinterpret_cast<uint4*>(to) = make_uint4(bits[0], bits[second], bits[third], bits[fourth]);
-      } else if (PACKED && shape.vector == 4) {
+      } else if (shape.vector == 4) {
         *reinterpret_cast<uint2*>(to) = make_uint2(bits[0] | bits[second] << 16, bits[third] | bits[fourth] << 16);
-      } else if (PACKED && shape.vector == 2 && SIZE == 4) {
+      } else if (shape.vector == 2 && SIZE == 4) {
         *reinterpret_cast<uint2*>(to) = make_uint2(bits[0], bits[second]);
-      } else if (PACKED && shape.vector == 2) {
+      } else if (shape.vector == 2) {
         *reinterpret_cast<unsigned*>(to) = bits[0] | bits[second] << 16;
       } else {
 #pragma unroll
-        for (int v = 0; v < shape.vector; ++v) to[v * output.stride[1]] = to_scalar(from[v]);
+        for (int v = 0; v < shape.vector; ++v) to[v] = to_scalar(from[v]);
       }
     }
   }
@@ -366,93 +369,44 @@ __device__ bool packed(const View<T>& view, int channels, int length) {
   return view.stride[1] == 1 && view.stride[4] == channels && vectors;
 }
 
-struct Run {
+// Where a thread's outputs lie: image, first channel, row and column, and how many of these lie inside.
+struct Outputs {
+  int n, co, h, w, rows, columns;
   int begin, end;  // q of d: of o + padding
 };
 
-template <bool PACKED>
-__device__ __forceinline__ void convolve(const Problem& problem, const View<const scalar_t>& input,
-                                         const View<scalar_t>& output, const scalar_t* bias, const Shape& shape,
-                                         const Place& place, const Run& run, scalar_t* y, int co, int rows, int columns,
-                                         bool live, bool rolling, const accum_t* weights) {
-  const int kernel_d = SPECIALIZED(KERNEL_D, problem.kernel_size[0]), stride_d = SPECIALIZED(STRIDE_D, problem.stride[0]);
-  const int dilation_d = SPECIALIZED(DILATION_D, problem.dilation[0]), padding_d = problem.padding[0];
-  const int depth = problem.input_size[0], plane = shape.plane();
-  const index_t step = PACKED ? SPECIALIZED(IN_CHANNELS * MULTIPLIER, problem.out_channels) : output.stride[4];
-  Raw raw[MOST_ROWS][MOST_COLUMNS];
-  const auto load_rows = [&](int i) {
-#pragma unroll
-    for (int row = 0; row < shape.h.inputs(); ++row) {
-      load_row<PACKED>(raw[row], shape, problem, input, place, place.first + i * input.stride[2], row);
-    }
-  };
-  const auto store = [&](const accum_t* sums, int o) {
-    if (o < 0 || o >= problem.output_size[0]) return;
-    store_plane<PACKED>(sums, shape, output, y + o * output.stride[2], step, rows, columns);
-  };
-  int i = max(0, run.begin - (kernel_d - 1) * dilation_d / stride_d);  // the first input plane that the run reads
-  if (rolling && AHEAD && SMALL && live && i < depth) load_rows(i);
-  __syncthreads();  // the weights are there
-  if (!live) return;
-
-  accum_t start[MOST_VECTOR], sums[MOST_SUMS];
-#pragma unroll
-  for (int v = 0; v < shape.vector; ++v) start[v] = bias != nullptr ? to_accum(bias[co + v]) : accum_t(0);
-  const auto multiply_plane = [&](int at, int taps_d, const accum_t* from) {
-    const scalar_t* const input_plane = place.first + at * input.stride[2];
-    const auto ready = [&](int row) { load_row<PACKED>(raw[row], shape, problem, input, place, input_plane, row); };
-    multiply(sums, shape, raw, taps_d, dilation_d, from, SMALL ? MOST_ROWS : 1, ready);
-  };
-  if (rolling) {
-    const int planes = max((kernel_d - 1) * dilation_d + 1, stride_d), all = planes * plane;
-#pragma unroll
-    for (int s = 0; s < all; ++s) sums[s] = start[s % shape.vector];
+// One after the other, from memory: for tensors whose channels lie otherwise.
+__device__ inline void gather(const Problem& problem, const View<const scalar_t>& input, const View<scalar_t>& output,
+                              const scalar_t* bias, const Shape& shape, const Outputs& own, const accum_t* weights) {
+  const int first_d = own.begin * problem.stride[0] - problem.padding[0], planes = (own.end - own.begin) * problem.stride[0];
+  const int rows = min(own.rows, shape.h.run * shape.h.stride), columns = min(own.columns, shape.row());
+  const int all = planes * rows * columns * shape.vector;
 #pragma unroll 1
-    for (; i < run.end; ++i) {
-      forget_memory();  // or weights are read before the loop, and spilled
-      if (i < depth) {
-        if (AHEAD && SMALL) {
-          Raw own[MOST_ROWS][MOST_COLUMNS];
-#pragma unroll
-          for (int row = 0; row < shape.h.inputs(); ++row) {
-#pragma unroll
-            for (int column = 0; column < shape.w.inputs(); ++column) own[row][column] = raw[row][column];
-          }
-          if (i + 1 < min(run.end, depth)) load_rows(i + 1);
-          multiply(sums, shape, own, kernel_d, dilation_d, weights, 0, [](int) {});
-        } else {
-          multiply_plane(i, kernel_d, weights);
+  for (int item = 0; item < all; ++item) {
+    const int v = item % shape.vector, position = item / shape.vector, co = own.co + v;
+    const int o_w = own.w + position % columns, o_h = own.h + position / columns % rows,
+              o_d = first_d + position / columns / rows;
+    if (o_d < 0 || o_d >= problem.output_size[0]) continue;
+    accum_t sum = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
+    const accum_t* tap = weights + v;
+#pragma unroll 1
+    for (int kd = 0; kd < problem.kernel_size[0]; ++kd) {
+      const int d = input_index(problem, 0, o_d, kd);
+#pragma unroll 1
+      for (int kh = 0; kh < shape.h.kernel; ++kh) {
+        const int h = input_index(problem, 1, o_h, kh);
+#pragma unroll 1
+        for (int kw = 0; kw < shape.w.kernel; ++kw, tap += shape.pitch) {
+          const int w = input_index(problem, 2, o_w, kw);
+          if (d >= 0 && h >= 0 && w >= 0) sum += to_accum(*input.at(own.n, co / shape.multiplier, d, h, w)) * *tap;
         }
       }
-#pragma unroll
-      for (int r = 0; r < stride_d; ++r) {
-        if (i >= run.begin) store(sums + r * plane, i * stride_d - padding_d + r);
-      }
-#pragma unroll
-      for (int s = 0; s < all; ++s) {
-        const int from = s + stride_d * plane;
-        sums[s] = from < all ? sums[from < MOST_SUMS ? from : 0] : start[s % shape.vector];
-      }
     }
-  } else {
-#pragma unroll 1
-    for (int scaled = run.begin * stride_d; scaled < run.end * stride_d; ++scaled) {
-      const int o = scaled - padding_d;
-      if (o < 0 || o >= problem.output_size[0]) continue;
-#pragma unroll
-      for (int s = 0; s < plane; ++s) sums[s] = start[s % shape.vector];
-#pragma unroll 1
-      for (int kd = 0; kd < kernel_d; ++kd) {
-        const int behind = scaled - kd * dilation_d;
-        if (behind < 0 || behind % stride_d != 0 || behind / stride_d >= depth) continue;
-        multiply_plane(behind / stride_d, 1, weights + kd * shape.h.kernel * shape.w.kernel * shape.pitch);
-      }
-      store(sums, o);
-    }
+    *output.at(own.n, co, o_d, o_h, o_w) = to_scalar(sum);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT)
     convt3d_fprop_depthwise_channels_last(const Problem problem, const View<const scalar_t> input,
                                           const View<const scalar_t> weight, const scalar_t* __restrict__ bias,
                                           const View<scalar_t> output, const int vector, const int run_h, const int run_w,
@@ -461,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
                                           const int regions_h, const int regions_w, const int run_d, const int runs_d,
                                           const int out_channels_per_group) {
   extern __shared__ __align__(16) unsigned char shared[];
-  accum_t* const weights = reinterpret_cast<accum_t*>(shared);  // [tap][channel]
+  accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [tap][channel]
   const Shape shape = {
       {SPECIALIZED(KERNEL_H, problem.kernel_size[1]), SPECIALIZED(STRIDE_H, problem.stride[1]),
        SPECIALIZED(DILATION_H, problem.dilation[1]), SPECIALIZED(PADDING_H, problem.padding[1]), SPECIALIZED(LENGTH_H, run_h)},
@@ -482,9 +436,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
   rest /= regions_h;
   const int number = static_cast<int>(rest % runs_d), n = static_cast<int>(rest / runs_d);
   const int last_d = (problem.output_size[0] - 1 + problem.padding[0]) / problem.stride[0];
-  Run run;
-  run.begin = problem.padding[0] / problem.stride[0] + number * run_d;
-  run.end = min(run.begin + run_d, last_d + 1);
+  Outputs own;
+  own.n = n;
+  own.begin = problem.padding[0] / problem.stride[0] + number * run_d;
+  own.end = min(own.begin + run_d, last_d + 1);
 
   const int taps_h = th.kernel, taps_w = tw.kernel;
   const int taps = SPECIALIZED(KERNEL_D, problem.kernel_size[0]) * taps_h * taps_w;
@@ -497,20 +452,95 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
   }
 
   const int thread = static_cast<int>(threadIdx.x), tile = thread / vectors, own_channel = thread % vectors * shape.vector;
-  const int co = first_channel + own_channel;
-  const int o_h = (first_row + tile / block_columns) * th.run * th.stride, live_rows = problem.output_size[1] - o_h;
-  const int o_w = (first_column + tile % block_columns) * tw.run * tw.stride, live_columns = problem.output_size[2] - o_w;
-  const bool live = tile < block_rows * block_columns && co < problem.out_channels && live_rows > 0 && live_columns > 0;
-  Place place;
-  place.h = th.first() + o_h / th.stride - th.reach();
-  place.w = tw.first() + o_w / tw.stride - tw.reach();
-  place.first = input.at(n, co / shape.multiplier, 0, place.h, place.w);
-  scalar_t* const y = output.at(n, co, 0, o_h, o_w);
-  if (packed(input, problem.in_channels, shape.inputs()) && packed(output, problem.out_channels, shape.vector)) {
-    convolve<true>(problem, input, output, bias, shape, place, run, y, co, live_rows, live_columns, live,
-                   SPECIALIZED(ROLLS, rolls) != 0, weights + own_channel);
+  const int h = (first_row + tile / block_columns) * th.run, w = (first_column + tile % block_columns) * tw.run;
+  own.co = first_channel + own_channel;
+  own.h = h * th.stride;
+  own.w = w * tw.stride;
+  own.rows = problem.output_size[1] - own.h;
+  own.columns = problem.output_size[2] - own.w;
+  const bool live = tile < block_rows * block_columns && own.co < problem.out_channels && own.rows > 0 && own.columns > 0;
+  const bool vectors_lie_together =
+      packed(input, problem.in_channels, shape.inputs()) && packed(output, problem.out_channels, shape.vector);
+  const Place place = {input.at(n, own.co / shape.multiplier, 0, th.first() + h - th.reach(), tw.first() + w - tw.reach()),
+                       th.first() + h - th.reach(), tw.first() + w - tw.reach()};
+  scalar_t* const y = output.at(n, own.co, 0, own.h, own.w);
+
+  const int kernel_d = SPECIALIZED(KERNEL_D, problem.kernel_size[0]), stride_d = SPECIALIZED(STRIDE_D, problem.stride[0]);
+  const int dilation_d = SPECIALIZED(DILATION_D, problem.dilation[0]), padding_d = problem.padding[0];
+  const int depth = problem.input_size[0], plane = shape.plane();
+  const bool rolling = SPECIALIZED(ROLLS, rolls) != 0, ahead = AHEAD && SMALL && rolling;
+  Raw raw[MOST_ROWS][MOST_COLUMNS];
+  const auto load_rows = [&](int i) {
+#pragma unroll
+    for (int row = 0; row < th.inputs(); ++row) {
+      load_row(raw[row], shape, problem, input, place, place.first + i * input.stride[2], row);
+    }
+  };
+  int i = max(0, own.begin - (kernel_d - 1) * dilation_d / stride_d);  // the first input plane that the run reads
+  if (ahead && live && vectors_lie_together && i < depth) load_rows(i);
+  __syncthreads();  // the weights are there
+  if (!live) return;
+  weights += own_channel;
+  if (!vectors_lie_together) {
+    gather(problem, input, output, bias, shape, own, weights);
+    return;
+  }
+
+  accum_t start[MOST_VECTOR], sums[MOST_SUMS];
+#pragma unroll
+  for (int v = 0; v < shape.vector; ++v) start[v] = bias != nullptr ? to_accum(bias[own.co + v]) : accum_t(0);
+  const auto multiply_plane = [&](int at, int taps_d, const accum_t* from) {
+    const scalar_t* const input_plane = place.first + at * input.stride[2];
+    const auto ready = [&](int row) { load_row(raw[row], shape, problem, input, place, input_plane, row); };
+    multiply(sums, shape, raw, taps_d, dilation_d, from, SMALL ? MOST_ROWS : 1, ready);
+  };
+  const auto store = [&](const accum_t* from, int o) {
+    if (o < 0 || o >= problem.output_size[0]) return;
+    const int step = SPECIALIZED(IN_CHANNELS * MULTIPLIER, problem.out_channels);
+    store_plane(from, shape, y + o * output.stride[2], output.stride[3], step, own.rows, own.columns);
+  };
+  if (rolling) {
+    const int planes = max((kernel_d - 1) * dilation_d + 1, stride_d), all = planes * plane;
+#pragma unroll
+    for (int s = 0; s < all; ++s) sums[s] = start[s % shape.vector];
+#pragma unroll 1
+    for (; i < own.end; ++i) {
+      forget_memory();  // or weights are read before the loop, and spilled
+      if (i < depth && !ahead) multiply_plane(i, kernel_d, weights);
+      if (i < depth && ahead) {
+        Raw loaded[MOST_ROWS][MOST_COLUMNS];
+#pragma unroll
+        for (int row = 0; row < th.inputs(); ++row) {
+#pragma unroll
+          for (int column = 0; column < tw.inputs(); ++column) loaded[row][column] = raw[row][column];
+        }
+        if (i + 1 < min(own.end, depth)) load_rows(i + 1);
+        multiply(sums, shape, loaded, kernel_d, dilation_d, weights, 0, [](int) {});
+      }
+#pragma unroll
+      for (int r = 0; r < stride_d; ++r) {
+        if (i >= own.begin) store(sums + r * plane, i * stride_d - padding_d + r);
+      }
+#pragma unroll
+      for (int s = 0; s < all; ++s) {
+        const int from = s + stride_d * plane;
+        sums[s] = from < all ? sums[from < MOST_SUMS ? from : 0] : start[s % shape.vector];
+      }
+    }
   } else {
-    convolve<false>(problem, input, output, bias, shape, place, run, y, co, live_rows, live_columns, live,
-                    SPECIALIZED(ROLLS, rolls) != 0, weights + own_channel);
+#pragma unroll 1
+    for (int scaled = own.begin * stride_d; scaled < own.end * stride_d; ++scaled) {
+      const int o = scaled - padding_d;
+      if (o < 0 || o >= problem.output_size[0]) continue;
+#pragma unroll
+      for (int s = 0; s < plane; ++s) sums[s] = start[s % shape.vector];
+#pragma unroll 1
+      for (int kd = 0; kd < kernel_d; ++kd) {
+        const int behind = scaled - kd * dilation_d;
+        if (behind < 0 || behind % stride_d != 0 || behind / stride_d >= depth) continue;
+        multiply_plane(behind / stride_d, 1, weights + kd * taps_h * taps_w * shape.pitch);
+      }
+      store(sums, o);
+    }
   }
 }
