@@ -21,7 +21,11 @@ LENGTH_H = "run_h"
 LENGTH_W = "run_w"
 ROLLS = "rolls"
 PITCH = "pitch"
+THREADS = "threads"
 [constants]
+# Many taps have many weights to read: more sums for each, and smaller blocks for their registers.
+sums = "SUMS if SUMS else 48 if taps <= 64 else 96"
+threads = "BLOCK_THREADS if BLOCK_THREADS else 256 if sums <= 48 else 128"
 # A thread's neighbouring output channels.
 vector = "3 if out_channels_per_group == 3 else CHANNELS if out_channels % CHANNELS == 0 else 2 if out_channels % 2 == 0 else 1"
 reach_h = "(kernel_h - 1) * dilation_h // stride_h"
@@ -30,9 +34,9 @@ run_w = "max(1, 4 // stride_w)"
 # Sums of a thread for each q of h and each plane, and the planes that an input plane reaches from the first to the last.
 row_sums = "stride_h * stride_w * run_w * vector"
 planes = "max((kernel_d - 1) * dilation_d + 1, stride_d)"
-rolls = "1 if planes * row_sums <= SUMS and taps * run_w * vector <= 2048 else 0"
-most_h = "SUMS // (planes * row_sums) if rolls else SUMS * 2 // 3 // row_sums"
-run_h = "max(1, min(4, most_h, SUMS // ((run_w + reach_w) * vector), 2048 // (taps * run_w * vector) if rolls else 4))"
+rolls = "1 if planes * row_sums <= sums and taps * run_w * vector <= 2048 else 0"
+most_h = "sums // (planes * row_sums) if rolls else sums * 2 // 3 // row_sums"
+run_h = "max(1, min(4, most_h, sums // ((run_w + reach_w) * vector), 2048 // (taps * run_w * vector) if rolls else 4))"
 # Channels of a block: all, or parts of about a size, in units of 16 bytes (of 16 bits).
 unit = "24 if vector == 3 else 8"
 most_channels = "max(unit, min(BLOCK_CHANNELS, 96 * 1024 // (4 * taps) - 4) // unit * unit)"
@@ -44,7 +48,7 @@ pitch = "ceil_div(vectors * vector, 4) * 4 + 4"
 # Threads of a block beside each other along h and w.
 columns = "ceil_div(output_w, stride_w * run_w)"
 rows = "ceil_div(output_h, stride_h * run_h)"
-tiles = "max(1, BLOCK_THREADS // vectors)"
+tiles = "max(1, threads // vectors)"
 some_columns = "min(columns, 4 if tiles >= 12 else 2 if tiles >= 4 else 1)"
 most_rows = "min(rows, max(1, tiles // some_columns))"
 block_rows = "ceil_div(rows, ceil_div(rows, most_rows))"
@@ -56,22 +60,24 @@ regions = "regions_h * regions_w"
 # Along d a block has a run of q: as long as there are so many blocks.
 first_d = "padding_d // stride_d"
 all_d = "(output_d - 1 + padding_d) // stride_d - first_d + 1"
-wanted = "ceil_div(multiprocessors * BLOCKS, max(1, batch * channel_blocks * regions))"
-run_d = "max(min(all_d, LEAST_D), ceil_div(all_d, wanted))"
+blocks = "batch * channel_blocks * regions"
+least_d = "4 if blocks >= multiprocessors else 2 if blocks >= multiprocessors // 4 else 1"
+run_d = "max(min(all_d, least_d), ceil_div(all_d, ceil_div(multiprocessors * BLOCKS, max(1, blocks))))"
 runs_d = "ceil_div(all_d, run_d)"
 [restrictions]
 "in_channels_per_group == 1 and out_channels_per_group <= 4" = "it is for depthwise layers: one input channel a group, a multiplier of at most 4"
 "stride_h <= 4 and stride_w <= 4" = "a thread owns all residues of h and w: strides of at most 4 along them"
 "kernel_h * kernel_w <= 64 and reach_h <= 12 and reach_w <= 12" = "the inputs of a window lie in registers: at most 64 taps in a plane, which reach over at most 13 of them along h and w"
 "4 * taps * pitch <= 98 * 1024" = "the weights of a block's channels must fit the 99 KiB of shared memory that every GPU has"
-"batch * channel_blocks * regions * runs_d <= 2000000000" = "it counts its blocks in 32 bits"
+"blocks * runs_d <= 2000000000" = "it counts its blocks in 32 bits"
 [search]
 CHANNELS = [2, 4]
 SUMS = [48, 96]
 BLOCK_THREADS = [128, 256]
-BLOCKS = [4, 16]
+AHEAD = [0, 1]
+BLOCKS = [2, 8, 16]
 [[launch]]
-grid = "batch * runs_d * regions * channel_blocks"
+grid = "blocks * runs_d"
 block = "ceil_div(vectors * block_rows * block_columns, 32) * 32"
 shared_bytes = "4 * taps * pitch"
 */
@@ -92,29 +98,27 @@ shared_bytes = "4 * taps * pitch"
 #include "convt3d/specialized.cuh"
 #include "convt3d/taps.cuh"
 
-// Neighbouring channels of a thread, and its sums at most where it rolls.
+// Neighbouring channels of a thread.
 #ifndef CHANNELS
 #define CHANNELS 2
 #endif
+// A thread's sums at most where it rolls, threads of a block; 0: by the number of taps.
 #ifndef SUMS
-#define SUMS 48
+#define SUMS 0
 #endif
 #ifndef BLOCK_THREADS
-#define BLOCK_THREADS 256
+#define BLOCK_THREADS 0
 #endif
 #ifndef BLOCK_CHANNELS
 #define BLOCK_CHANNELS 64
 #endif
-// Blocks wanted for each multiprocessor, but at least so many q of d in each.
-#ifndef BLOCKS
-#define BLOCKS 8
-#endif
-#ifndef LEAST_D
-#define LEAST_D 2
-#endif
-// Whether the window of the next plane is loaded before this one is multiplied, where it rolls and windows are small.
+// Whether the window of the next plane is loaded before this one is multiplied, where a thread rolls and windows are small.
 #ifndef AHEAD
 #define AHEAD 0
+#endif
+// Blocks wanted for each multiprocessor, by cutting d.
+#ifndef BLOCKS
+#define BLOCKS 8
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_D
@@ -171,12 +175,14 @@ shared_bytes = "4 * taps * pitch"
 #ifndef PITCH
 #define PITCH 36
 #endif
+#ifndef THREADS
+#define THREADS 256
+#endif
 
-static_assert(SUMS >= 48 && SUMS <= 128 && CHANNELS <= 4, "four channels of 16 residues are 64 sums, where nothing rolls");
-static_assert(BLOCK_CHANNELS <= BLOCK_THREADS, "a block has threads for all its vectors of channels");
+static_assert(SUMS <= 96 && CHANNELS <= 4, "sums are 96 at most, or four channels of 16 residues where nothing rolls");
+static_assert(BLOCK_CHANNELS <= 64, "the smallest block has threads for all its vectors of channels");
 
-constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
-constexpr int MOST_SUMS = SUMS > 64 ? SUMS : 64;  // of a thread
+constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), MOST_SUMS = 96;
 #if defined(__CUDACC__)
 constexpr int reach(int kernel, int dilation, int stride, int lead) {
   return ((kernel - 1) * dilation - lead + stride) / stride - 1 + (lead > 0 ? 1 : 0);
@@ -184,19 +190,20 @@ constexpr int reach(int kernel, int dilation, int stride, int lead) {
 constexpr int MOST_ROWS = LENGTH_H + reach(KERNEL_H, DILATION_H, STRIDE_H, PADDING_H % STRIDE_H), MOST_VECTOR = VECTOR;
 constexpr int MOST_COLUMNS = LENGTH_W + reach(KERNEL_W, DILATION_W, STRIDE_W, PADDING_W % STRIDE_W);
 constexpr int SINGLE = VECTOR % MULTIPLIER == 0 ? VECTOR / MULTIPLIER : 1, WORDS = (SINGLE * SIZE + 3) / 4;
-#else
-constexpr int MOST_ROWS = 18, MOST_COLUMNS = 18, MOST_VECTOR = 4, SINGLE = 4, WORDS = 4;
-#endif
-constexpr bool SMALL = MOST_ROWS * MOST_COLUMNS * WORDS <= 48;  // the whole window is in registers at once
-constexpr bool LOADS_AHEAD = AHEAD && SMALL && ROLLS;
-// Warps on a multiprocessor that have registers for their sums, their window and about 36 beside.
+// Warps on a multiprocessor that have registers for their sums, their window and about 30 beside.
 constexpr int PLANES = (KERNEL_D - 1) * DILATION_D + 1 > STRIDE_D ? (KERNEL_D - 1) * DILATION_D + 1 : STRIDE_D;
 constexpr int OWN_SUMS = (ROLLS ? PLANES : 1) * LENGTH_H * STRIDE_H * LENGTH_W * STRIDE_W * VECTOR;
-constexpr int OWN_ROWS =
-    SMALL ? MOST_ROWS * WORDS + (WORDS < SINGLE || LOADS_AHEAD ? LENGTH_H * SINGLE : 0) : LENGTH_H * SINGLE + WORDS;
-constexpr int OWN = OWN_SUMS + OWN_ROWS * MOST_COLUMNS + 4 * VECTOR;
-constexpr int RESIDENT_WARPS = OWN <= 104 ? 16 : OWN <= 140 ? 12 : 8;
-constexpr int RESIDENT = RESIDENT_WARPS * 32 / BLOCK_THREADS > 0 ? RESIDENT_WARPS * 32 / BLOCK_THREADS : 1;  // blocks
+constexpr bool WHOLE = MOST_ROWS * MOST_COLUMNS * SINGLE <= 48;
+constexpr bool TWICE = AHEAD != 0 && ROLLS != 0 && WHOLE && WORDS == SINGLE;  // two windows: those of 16 bits are small
+constexpr int OWN_ROWS = !WHOLE           ? (LENGTH_H + 2) * SINGLE
+                         : WORDS < SINGLE ? MOST_ROWS * WORDS + LENGTH_H * SINGLE
+                                          : MOST_ROWS * WORDS * (TWICE ? 2 : 1);
+constexpr int OWN = OWN_SUMS + OWN_ROWS * MOST_COLUMNS + 4 * VECTOR + 4 * LENGTH_H * STRIDE_H + (TWICE ? 16 : WHOLE ? 0 : 8);
+constexpr int RESIDENT_WARPS = OWN <= 112 ? 16 : OWN <= 168 ? 12 : 8;
+#else
+constexpr int MOST_ROWS = 18, MOST_COLUMNS = 18, MOST_VECTOR = 4, WORDS = 4, RESIDENT_WARPS = 8;
+#endif
+constexpr int RESIDENT = RESIDENT_WARPS * 32 > THREADS ? RESIDENT_WARPS * 32 / THREADS : 1;  // blocks
 
 // Neighbouring input channels of one voxel as they lie in memory.
 struct Raw {
@@ -215,6 +222,8 @@ struct Shape {
 
   __device__ int inputs() const { return vector % multiplier == 0 ? vector / multiplier : 1; }  // channels of a vector
   __device__ int input_of(int v) const { return v * inputs() / vector; }
+  // Whether the whole window is in registers at once.
+  __device__ bool whole() const { return h.inputs() * w.inputs() * inputs() <= 48; }
   __device__ int row() const { return w.run * w.stride; }
   __device__ int plane() const { return h.run * h.stride * row() * vector; }  // sums of an output plane
 };
@@ -223,6 +232,7 @@ struct Shape {
 struct Place {
   const scalar_t* first;
   int h, w;
+  bool inside;  // all of it
 };
 
 template <int BYTES>
@@ -259,7 +269,8 @@ __device__ __forceinline__ accum_t element(const Raw& raw, int v) {
 #endif
 }
 
-// A row of the window in the plane at `plane`, which lies inside.
+// A row of the window in the plane at `plane`, which lies inside. TESTED: not known to lie inside as a whole.
+template <bool TESTED>
 __device__ __forceinline__ void load_row(Raw (&raw)[MOST_COLUMNS], const Shape& shape, const Problem& problem,
                                          const View<const scalar_t>& input, const Place& place, const scalar_t* plane,
                                          int row) {
@@ -268,7 +279,20 @@ __device__ __forceinline__ void load_row(Raw (&raw)[MOST_COLUMNS], const Shape& 
 #pragma unroll
   for (int column = 0; column < shape.w.inputs(); ++column) {
     const bool inside = live && static_cast<unsigned>(place.w + column) < static_cast<unsigned>(problem.input_size[2]);
-    load(raw[column], line + column * SPECIALIZED(IN_CHANNELS, problem.in_channels), shape.inputs(), inside);
+    load(raw[column], line + column * SPECIALIZED(IN_CHANNELS, problem.in_channels), shape.inputs(), !TESTED || inside);
+  }
+}
+
+// The whole window.
+__device__ __forceinline__ void load_window(Raw (&raw)[MOST_ROWS][MOST_COLUMNS], const Shape& shape, const Problem& problem,
+                                            const View<const scalar_t>& input, const Place& place, int d) {
+  const scalar_t* const plane = place.first + d * input.stride[2];
+  if (place.inside) {
+#pragma unroll
+    for (int row = 0; row < shape.h.inputs(); ++row) load_row<false>(raw[row], shape, problem, input, place, plane, row);
+  } else {
+#pragma unroll
+    for (int row = 0; row < shape.h.inputs(); ++row) load_row<true>(raw[row], shape, problem, input, place, plane, row);
   }
 }
 
@@ -286,18 +310,21 @@ __device__ __forceinline__ void read_weights(accum_t (&weight)[MOST_VECTOR], con
 }
 
 // sums[plane of tap kd][row][column][v] += all products of an input plane with `taps_d` taps of d, `spread` planes of sums apart.
-// `ready(row)` is called in order, `ahead` rows before each is multiplied. Weights are [tap][channel].
+// `ready(row)` is called for each row of the window, one row before it is multiplied. Weights are [tap][channel].
 template <class Ready>
 __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS], const Shape& shape, Raw (&raw)[MOST_ROWS][MOST_COLUMNS],
-                                         int taps_d, int spread, const accum_t* weights, int ahead, const Ready& ready) {
+                                         int taps_d, int spread, const accum_t* weights, const Ready& ready) {
   const Taps &th = shape.h, &tw = shape.w;
   accum_t x[MOST_ROWS][MOST_COLUMNS][MOST_VECTOR];
 #pragma unroll
   for (int a = 0; a <= th.inputs() - th.run; ++a) {
 #pragma unroll
-    for (int row = a == 0 ? 0 : a + th.run - 1 + ahead; row < min(a + th.run + ahead, th.inputs()); ++row) ready(row);
+    for (int row = 0; row < th.inputs(); ++row) {
+      if (row == a + th.run || (a == 0 && row < th.run)) ready(row);
+    }
 #pragma unroll
-    for (int row = a == 0 ? 0 : a + th.run - 1; row < a + th.run; ++row) {
+    for (int row = 0; row < th.inputs(); ++row) {
+      if (row != a + th.run - 1 && (a > 0 || row >= th.run)) continue;
 #pragma unroll
       for (int column = 0; column < tw.inputs(); ++column) {
 #pragma unroll
@@ -406,7 +433,7 @@ __device__ inline void gather(const Problem& problem, const View<const scalar_t>
   }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     convt3d_fprop_depthwise_channels_last(const Problem problem, const View<const scalar_t> input,
                                           const View<const scalar_t> weight, const scalar_t* __restrict__ bias,
                                           const View<scalar_t> output, const int vector, const int run_h, const int run_w,
@@ -461,23 +488,21 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT)
   const bool live = tile < block_rows * block_columns && own.co < problem.out_channels && own.rows > 0 && own.columns > 0;
   const bool vectors_lie_together =
       packed(input, problem.in_channels, shape.inputs()) && packed(output, problem.out_channels, shape.vector);
-  const Place place = {input.at(n, own.co / shape.multiplier, 0, th.first() + h - th.reach(), tw.first() + w - tw.reach()),
-                       th.first() + h - th.reach(), tw.first() + w - tw.reach()};
+  Place place;
+  place.h = th.first() + h - th.reach();
+  place.w = tw.first() + w - tw.reach();
+  place.first = input.at(n, own.co / shape.multiplier, 0, place.h, place.w);
+  place.inside = place.h >= 0 && place.h + th.inputs() <= problem.input_size[1] && place.w >= 0 &&
+                 place.w + tw.inputs() <= problem.input_size[2];
   scalar_t* const y = output.at(n, own.co, 0, own.h, own.w);
 
   const int kernel_d = SPECIALIZED(KERNEL_D, problem.kernel_size[0]), stride_d = SPECIALIZED(STRIDE_D, problem.stride[0]);
   const int dilation_d = SPECIALIZED(DILATION_D, problem.dilation[0]), padding_d = problem.padding[0];
   const int depth = problem.input_size[0], plane = shape.plane();
-  const bool rolling = SPECIALIZED(ROLLS, rolls) != 0, ahead = AHEAD && SMALL && rolling;
+  const bool rolling = SPECIALIZED(ROLLS, rolls) != 0, ahead = AHEAD != 0 && rolling && shape.whole();
   Raw raw[MOST_ROWS][MOST_COLUMNS];
-  const auto load_rows = [&](int i) {
-#pragma unroll
-    for (int row = 0; row < th.inputs(); ++row) {
-      load_row(raw[row], shape, problem, input, place, place.first + i * input.stride[2], row);
-    }
-  };
   int i = max(0, own.begin - (kernel_d - 1) * dilation_d / stride_d);  // the first input plane that the run reads
-  if (ahead && live && vectors_lie_together && i < depth) load_rows(i);
+  if (ahead && live && vectors_lie_together && i < depth) load_window(raw, shape, problem, input, place, i);
   __syncthreads();  // the weights are there
   if (!live) return;
   weights += own_channel;
@@ -489,10 +514,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT)
   accum_t start[MOST_VECTOR], sums[MOST_SUMS];
 #pragma unroll
   for (int v = 0; v < shape.vector; ++v) start[v] = bias != nullptr ? to_accum(bias[own.co + v]) : accum_t(0);
-  const auto multiply_plane = [&](int at, int taps_d, const accum_t* from) {
-    const scalar_t* const input_plane = place.first + at * input.stride[2];
-    const auto ready = [&](int row) { load_row(raw[row], shape, problem, input, place, input_plane, row); };
-    multiply(sums, shape, raw, taps_d, dilation_d, from, SMALL ? MOST_ROWS : 1, ready);
+  const auto multiply_plane = [&](int d, int taps_d, const accum_t* from) {
+    if (shape.whole()) {
+      load_window(raw, shape, problem, input, place, d);
+      multiply(sums, shape, raw, taps_d, dilation_d, from, [](int) {});
+    } else {
+      const scalar_t* const at = place.first + d * input.stride[2];
+      multiply(sums, shape, raw, taps_d, dilation_d, from,
+               [&](int row) { load_row<true>(raw[row], shape, problem, input, place, at, row); });
+    }
   };
   const auto store = [&](const accum_t* from, int o) {
     if (o < 0 || o >= problem.output_size[0]) return;
@@ -514,8 +544,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, RESIDENT)
 #pragma unroll
           for (int column = 0; column < tw.inputs(); ++column) loaded[row][column] = raw[row][column];
         }
-        if (i + 1 < min(own.end, depth)) load_rows(i + 1);
-        multiply(sums, shape, loaded, kernel_d, dilation_d, weights, 0, [](int) {});
+        if (i + 1 < min(own.end, depth)) load_window(raw, shape, problem, input, place, i + 1);
+        multiply(sums, shape, loaded, kernel_d, dilation_d, weights, [](int) {});
       }
 #pragma unroll
       for (int r = 0; r < stride_d; ++r) {
