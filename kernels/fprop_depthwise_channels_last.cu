@@ -23,9 +23,8 @@ ROLLS = "rolls"
 PITCH = "pitch"
 THREADS = "threads"
 [constants]
-# Many taps have many weights to read: more sums for each, and smaller blocks for their registers.
+# Many taps have many weights to read: more sums for each.
 sums = "SUMS if SUMS else 48 if taps <= 64 else 96"
-threads = "BLOCK_THREADS if BLOCK_THREADS else 256 if sums <= 48 else 128"
 # A thread's neighbouring output channels.
 vector = "3 if out_channels_per_group == 3 else CHANNELS if out_channels % CHANNELS == 0 else 2 if out_channels % 2 == 0 else 1"
 reach_h = "(kernel_h - 1) * dilation_h // stride_h"
@@ -48,6 +47,11 @@ pitch = "ceil_div(vectors * vector, 4) * 4 + 4"
 # Threads of a block beside each other along h and w.
 columns = "ceil_div(output_w, stride_w * run_w)"
 rows = "ceil_div(output_h, stride_h * run_h)"
+# Small blocks where threads have many registers, or where there are few threads.
+first_d = "padding_d // stride_d"
+all_d = "(output_d - 1 + padding_d) // stride_d - first_d + 1"
+small = "sums > 48 or batch * rows * columns * (out_channels // vector) * ceil_div(all_d, 4) < 262144"
+threads = "BLOCK_THREADS if BLOCK_THREADS else 128 if small else 256"
 tiles = "max(1, threads // vectors)"
 some_columns = "min(columns, 4 if tiles >= 12 else 2 if tiles >= 4 else 1)"
 most_rows = "min(rows, max(1, tiles // some_columns))"
@@ -58,8 +62,6 @@ regions_h = "ceil_div(rows, block_rows)"
 regions_w = "ceil_div(columns, block_columns)"
 regions = "regions_h * regions_w"
 # Along d a block has a run of q: as long as there are so many blocks.
-first_d = "padding_d // stride_d"
-all_d = "(output_d - 1 + padding_d) // stride_d - first_d + 1"
 blocks = "batch * channel_blocks * regions"
 least_d = "4 if blocks >= multiprocessors else 2 if blocks >= multiprocessors // 4 else 1"
 run_d = "max(min(all_d, least_d), ceil_div(all_d, ceil_div(multiprocessors * BLOCKS, max(1, blocks))))"
