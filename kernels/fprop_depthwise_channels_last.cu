@@ -407,31 +407,32 @@ struct Outputs {
 // One after the other, from memory: for tensors whose channels lie otherwise.
 __device__ inline void gather(const Problem& problem, const View<const scalar_t>& input, const View<scalar_t>& output,
                               const scalar_t* bias, const Shape& shape, const Outputs& own, const accum_t* weights) {
-  const int first_d = own.begin * problem.stride[0] - problem.padding[0], planes = (own.end - own.begin) * problem.stride[0];
   const int rows = min(own.rows, shape.h.run * shape.h.stride), columns = min(own.columns, shape.row());
-  const int all = planes * rows * columns * shape.vector;
+  const int outputs = rows * columns * shape.vector, first_d = own.begin * problem.stride[0] - problem.padding[0];
+  const int end_d = min(own.end * problem.stride[0] - problem.padding[0], problem.output_size[0]);
 #pragma unroll 1
-  for (int item = 0; item < all; ++item) {
-    const int v = item % shape.vector, position = item / shape.vector, co = own.co + v;
-    const int o_w = own.w + position % columns, o_h = own.h + position / columns % rows,
-              o_d = first_d + position / columns / rows;
-    if (o_d < 0 || o_d >= problem.output_size[0]) continue;
-    accum_t sum = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
-    const accum_t* tap = weights + v;
+  for (int o_d = max(0, first_d); o_d < end_d; ++o_d) {
 #pragma unroll 1
-    for (int kd = 0; kd < problem.kernel_size[0]; ++kd) {
-      const int d = input_index(problem, 0, o_d, kd);
+    for (int item = 0; item < outputs; ++item) {
+      const int v = item % shape.vector, position = item / shape.vector, co = own.co + v;
+      const int o_w = own.w + position % columns, o_h = own.h + position / columns;
+      accum_t sum = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
+      const accum_t* tap = weights + v;
 #pragma unroll 1
-      for (int kh = 0; kh < shape.h.kernel; ++kh) {
-        const int h = input_index(problem, 1, o_h, kh);
+      for (int kd = 0; kd < problem.kernel_size[0]; ++kd) {
+        const int d = input_index(problem, 0, o_d, kd);
 #pragma unroll 1
-        for (int kw = 0; kw < shape.w.kernel; ++kw, tap += shape.pitch) {
-          const int w = input_index(problem, 2, o_w, kw);
-          if (d >= 0 && h >= 0 && w >= 0) sum += to_accum(*input.at(own.n, co / shape.multiplier, d, h, w)) * *tap;
+        for (int kh = 0; kh < shape.h.kernel; ++kh) {
+          const int h = input_index(problem, 1, o_h, kh);
+#pragma unroll 1
+          for (int kw = 0; kw < shape.w.kernel; ++kw, tap += shape.pitch) {
+            const int w = input_index(problem, 2, o_w, kw);
+            if (d >= 0 && h >= 0 && w >= 0) sum += to_accum(*input.at(own.n, co / shape.multiplier, d, h, w)) * *tap;
+          }
         }
       }
+      *output.at(own.n, co, o_d, o_h, o_w) = to_scalar(sum);
     }
-    *output.at(own.n, co, o_d, o_h, o_w) = to_scalar(sum);
   }
 }
 
