@@ -298,7 +298,9 @@ TOGETHER = {
     "multiplier": [f"n1_c{c}to{c * m}_i2x3x5_k3_s2_p1_g{c}_bias" for c in (5, 8) for m in (2, 3, 4)],
     "rows and columns": [f"n1_c4to4_i2x{h}x{w}_k3_p1_g4" for h in (1, 2, 3, 9) for w in (1, 4, 5, 33)],
     "large kernels": [f"n1_c4to4_i4x7x9_k{k}_s{s}_p{k // 2}_g4" for k in (5, 7) for s in (1, 2, 3, 4)] + ["n1_c2to2_i5x9x9_k3x8x8_p2_g2"],
-    "runs of d": [f"n1_c64to64_i{d}x2x3_k{k}x3x3_s{s}x1x1_p{p}x1x1_g64" for d in (3, 17) for k, s, p in ((1, 1, 0), (3, 1, 1), (4, 2, 3), (2, 3, 1))],
+    "runs of d": [
+        f"n1_c64to64_i{d}x2x3_k{k}x3x3_s{s}x1x1_p{p}x1x1_g64" for d in (3, 17) for k, s, p in ((1, 1, 0), (3, 1, 1), (4, 2, 3), (2, 3, 1))
+    ],
     "no tap": ["n1_c2to2_i3_k1_s2_g2_bias", "n1_c4to4_i3_k1x2x1_s3x4x4_g4_bias", "n1_c4to4_i4_k3_s2_d2_g4_bias"],
     "dilation": [f"n1_c4to4_i6x5x9_k3_s{s}_p{p}_d{d}_g4" for s, d in ((1, 2), (2, 3), (3, 2), (4, 3)) for p in (0, 2)],
     "output padding": ["n2_c4to4_i3_k3_s2_p1_op1_g4", "n1_c4to4_i3_k2_s3_p1_op2_g4_bias"],
@@ -318,7 +320,11 @@ def together(kernel: Kernel, problem: Problem, dtype: type, seed: int) -> tuple[
 
 
 @pytest.mark.parametrize("what", TOGETHER)
-@pytest.mark.parametrize("tunables", [{}, {"CHANNELS": 4}, {"SUMS": 96, "BLOCK_THREADS": 128}, {"CHANNELS": 4, "SUMS": 96, "AHEAD": 1, "BLOCKS": 16}], ids=str)
+@pytest.mark.parametrize(
+    "tunables",
+    [{}, {"CHANNELS": 4}, {"SUMS": 96, "BLOCK_THREADS": 128}, {"CHANNELS": 4, "SUMS": 96, "AHEAD": 1, "BLOCKS": 16}],
+    ids=str,
+)
 def test_depthwise_where_channels_lie_together(tunables: dict[str, int], what: str) -> None:
     kernel = kernels()["fprop_depthwise_channels_last"].replace_tunables(**tunables)
     for number, problem in enumerate(map(Problem.parse, TOGETHER[what])):
