@@ -35,7 +35,7 @@ row_sums = "stride_h * stride_w * run_w * vector"
 planes = "max((kernel_d - 1) * dilation_d + 1, stride_d)"
 rolls = "1 if planes * row_sums <= sums and taps * run_w * vector <= 2048 else 0"
 most_h = "sums // (planes * row_sums) if rolls else sums * 2 // 3 // row_sums"
-run_h = "max(1, min(4, most_h, sums // ((run_w + reach_w) * vector), 2048 // (taps * run_w * vector) if rolls else 4))"
+run_h = "max(1, min(4, most_h, (sums if reach_w <= 8 else 48) // ((run_w + reach_w) * vector), 2048 // (taps * run_w * vector) if rolls else 4))"
 # Channels of a block: all, or parts of about a size, in units of 16 bytes (of 16 bits).
 unit = "24 if vector == 3 else 8"
 most_channels = "max(unit, min(BLOCK_CHANNELS, 96 * 1024 // (4 * taps) - 4) // unit * unit)"
@@ -200,8 +200,9 @@ constexpr bool TWICE = AHEAD != 0 && ROLLS != 0 && WHOLE && WORDS == SINGLE;  //
 constexpr int OWN_ROWS = !WHOLE           ? (LENGTH_H + 2) * SINGLE
                          : WORDS < SINGLE ? MOST_ROWS * WORDS + LENGTH_H * SINGLE
                                           : MOST_ROWS * WORDS * (TWICE ? 2 : 1);
-constexpr int OWN = OWN_SUMS + OWN_ROWS * MOST_COLUMNS + 4 * VECTOR + 4 * LENGTH_H * STRIDE_H + (TWICE ? 16 : WHOLE ? 0 : 8);
-constexpr int RESIDENT_WARPS = OWN <= 112 ? 16 : OWN <= 168 ? 12 : 8;
+constexpr int BESIDE = 8 * VECTOR + 4 * LENGTH_H * STRIDE_H + (TWICE ? 16 : WHOLE ? 0 : 8) + (ROLLS ? 0 : 12);
+constexpr int OWN = OWN_SUMS + OWN_ROWS * MOST_COLUMNS + BESIDE;
+constexpr int RESIDENT_WARPS = OWN <= 120 && OWN_SUMS <= 48 ? 16 : OWN <= 176 && OWN_SUMS <= 80 ? 12 : 8;
 #else
 constexpr int MOST_ROWS = 18, MOST_COLUMNS = 18, MOST_VECTOR = 4, WORDS = 4, RESIDENT_WARPS = 8;
 #endif
