@@ -202,7 +202,10 @@ constexpr int OWN_ROWS = !WHOLE           ? (LENGTH_H + 2) * SINGLE
                                           : MOST_ROWS * WORDS * (TWICE ? 2 : 1);
 constexpr int BESIDE = 8 * VECTOR + 4 * LENGTH_H * STRIDE_H + (TWICE ? 16 : WHOLE ? 0 : 8) + (ROLLS ? 0 : 12);
 constexpr int OWN = OWN_SUMS + OWN_ROWS * MOST_COLUMNS + BESIDE;
-constexpr int RESIDENT_WARPS = OWN <= 120 && OWN_SUMS <= 48 ? 16 : OWN <= 176 && OWN_SUMS <= 80 ? 12 : 8;
+constexpr int EDGES = MOST_ROWS + MOST_COLUMNS;  // of the window, that are compared with the input's
+constexpr bool MANY = OWN <= 120 && OWN_SUMS <= 48 && EDGES <= 16;
+constexpr bool SOME = OWN <= (ROLLS ? 176 : 136) && OWN_SUMS <= (WHOLE ? 64 : 80) && EDGES <= 20;
+constexpr int RESIDENT_WARPS = MANY ? 16 : SOME ? 12 : 8;
 #else
 constexpr int MOST_ROWS = 18, MOST_COLUMNS = 18, MOST_VECTOR = 4, WORDS = 4, RESIDENT_WARPS = 8;
 #endif
