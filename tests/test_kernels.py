@@ -216,6 +216,7 @@ TAILS = [
         ("fprop_grouped", GROUPED_TAILS),
         ("fprop_grouped_mma", GROUPED_TAILS | WINDOW_TAILS),
         ("fprop_depthwise", DEPTHWISE_TAILS),
+        ("fprop_depthwise_channels_last", DEPTHWISE_TAILS),
         ("fprop_few_outputs", FEW_TAILS),
         ("fprop_patch", PATCH_TAILS),
     )
@@ -293,6 +294,67 @@ FLATTENED_MISTAKES = {
 def test_mistakes_in_what_is_flattened_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, problem) for problem in map(Problem.parse, FLATTENED) for seed in (0, 1, 5, 8)]
     assert_found(kernels()["fprop_flattened_simt"], *FLATTENED_MISTAKES[mistake], tried, CHANNEL_WARPS=1)
+
+
+# Vectors of one to four channels, windows as a whole and row by row, with and without sums of several planes, runs of d, parts of the
+# channels, tiles past the edge along h and w, outputs that no tap reaches.
+TOGETHER = {
+    "channels": [f"n2_c{c}to{c}_i3x4x5_k3_p1_g{c}_bias" for c in (2, 3, 4, 6, 8, 40, 66, 104)],
+    "multiplier": [f"n1_c{c}to{c * m}_i2x3x5_k3_s2_p1_g{c}_bias" for c in (5, 8) for m in (2, 3, 4)],
+    "rows and columns": [f"n1_c4to4_i2x{h}x{w}_k3_p1_g4" for h in (1, 2, 3, 9) for w in (1, 4, 5, 33)],
+    "large kernels": [f"n1_c4to4_i4x7x9_k{k}_s{s}_p{k // 2}_g4" for k in (5, 7) for s in (1, 2, 3, 4)] + ["n1_c2to2_i5x9x9_k3x8x8_p2_g2"],
+    "runs of d": [
+        f"n1_c64to64_i{d}x2x3_k{k}x3x3_s{s}x1x1_p{p}x1x1_g64" for d in (3, 17) for k, s, p in ((1, 1, 0), (3, 1, 1), (4, 2, 3), (2, 3, 1))
+    ],
+    "no tap": ["n1_c2to2_i3_k1_s2_g2_bias", "n1_c4to4_i3_k1x2x1_s3x4x4_g4_bias", "n1_c4to4_i4_k3_s2_d2_g4_bias"],
+    "dilation": [f"n1_c4to4_i6x5x9_k3_s{s}_p{p}_d{d}_g4" for s, d in ((1, 2), (2, 3), (3, 2), (4, 3)) for p in (0, 2)],
+    "output padding": ["n2_c4to4_i3_k3_s2_p1_op1_g4", "n1_c4to4_i3_k2_s3_p1_op2_g4_bias"],
+}
+
+
+def together(kernel: Kernel, problem: Problem, dtype: type, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a kernel makes, on the host, of small integers whose channels lie together, and what the reference makes of them."""
+    generator = np.random.default_rng(seed)
+    shapes = problem.shapes("fprop")[0]
+    tensors = {n: generator.integers(-3, 4, shapes[n]).astype(dtype) for n in ("input", "weight", "bias") if n in shapes}
+    tensors["input"] = np.moveaxis(np.ascontiguousarray(np.moveaxis(tensors["input"], 1, -1)), -1, 1)
+    geometry = {n: getattr(problem, n) for n in ("stride", "padding", "output_padding", "groups", "dilation")}
+    output = ct.conv_transpose3d(*tensors.values(), **geometry, algorithm=kernel, backend="host")
+    assert output.strides[1] == output.itemsize or problem.out_channels == 1
+    return output, reference.fprop(problem, **tensors)
+
+
+@pytest.mark.parametrize("what", TOGETHER)
+@pytest.mark.parametrize(
+    "tunables",
+    [{}, {"CHANNELS": 4}, {"SUMS": 96, "BLOCK_THREADS": 128}, {"CHANNELS": 4, "SUMS": 96, "AHEAD": 1, "BLOCKS": 16}],
+    ids=str,
+)
+def test_depthwise_where_channels_lie_together(tunables: dict[str, int], what: str) -> None:
+    kernel = kernels()["fprop_depthwise_channels_last"].replace_tunables(**tunables)
+    for number, problem in enumerate(map(Problem.parse, TOGETHER[what])):
+        for dtype in (np.float32, np.float16):
+            np.testing.assert_array_equal(*together(kernel, problem, dtype, number), f"{problem} {dtype.__name__}")
+
+
+TOGETHER_MISTAKES = {
+    "planes that do not move up": ("const int from = s + stride_d * plane;", "const int from = s;"),
+    "a run that begins a plane late": ("max(0, own.begin - (kernel_d - 1)", "max(0, own.begin - (kernel_d - 2)"),
+    "columns past the input": ("live && static_cast<unsigned>(place.w + column)", "live || static_cast<unsigned>(place.w + column)"),
+    "a row of the window not loaded": ("row == a + th.run ||", "row == a + th.run + 1 ||"),
+    "columns past the output": ("row >= rows || column >= columns", "row >= rows || column > columns"),
+    "the next channels' weights": ("weights += own_channel", "weights += own_channel / 2"),
+    "planes of another run": ("number * run_d;", "number * (run_d - 1);"),
+}
+
+
+@pytest.mark.parametrize("mistake", some(TOGETHER_MISTAKES))
+def test_mistakes_where_channels_lie_together_are_found(mistake: str) -> None:
+    source = kernels()["fprop_depthwise_channels_last"].source
+    assert source.count(TOGETHER_MISTAKES[mistake][0]) == 1
+    mistaken = Kernel.from_source(source.replace(*TOGETHER_MISTAKES[mistake]), "mistaken").replace_tunables(AHEAD=1)
+    report = check(mistaken, backend="host", examples=40, dtypes=["fp32"], kinds=["exact"], seed=1)
+    assert report.counterexample is not None
 
 
 # Enough positions that a block has several tiles, channels that come in fours and such that do not, more of them than a stage has room for.
