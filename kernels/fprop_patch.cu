@@ -5,6 +5,7 @@ dtypes = ["fp32"]
 KERNEL_D = "kernel_d"
 KERNEL_H = "kernel_h"
 KERNEL_W = "kernel_w"
+ROWS_APART = "1 if kernel_w == 2 and input_w % 4 != 0 else 0"
 [constants]
 voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
@@ -59,11 +60,14 @@ shared_bytes = "STAGES * 32768"
 //   128 x 128: a block owns a few tiles; the next tile's first channels are on their way while one tile is stored.
 //   64 x 64, 32 x 32: where there would be few blocks. The threads form PARTS, each with the whole tile and its share of the channels of
 //   a stage. The parts' sums pass through shared memory, where each thread adds those of 2 voxels x 2 columns in order.
-// Where the stride along w is 2, 2 voxels and 2 taps are 4 neighbouring outputs, written in a 16-byte store.
+// Where the stride along w is 2, 2 voxels and 2 taps are 4 neighbouring outputs, written in a 16-byte store. Where rows of voxels do not
+// end on fours, a thread's voxels may be of two rows, and a row begin amid 16 bytes: pairs are stored then, two at once where they lie on 16 bytes.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/store_piece.cuh"
 
 // 1, 2, 3: 128 x 128, 64 x 64, 32 x 32; 0: the largest of which each multiprocessor gets LARGE_BLOCKS or MEDIUM_BLOCKS, else the last.
 #ifndef TILE
@@ -94,6 +98,9 @@ shared_bytes = "STAGES * 32768"
 #endif
 #ifndef KERNEL_W
 #define KERNEL_W 2
+#endif
+#ifndef ROWS_APART
+#define ROWS_APART 0
 #endif
 
 static_assert(STAGES >= 2, "one stage is filled while another is read; the sums of the parts take the room of two");
@@ -166,12 +173,32 @@ __device__ __forceinline__ void stage(accum_t (&target)[DEPTH][EDGE], const scal
   }
 }
 
+// Whether rows of voxels do not end on fours, so that a thread's voxels may be of two rows.
+__device__ inline bool rows_apart(const Problem& problem) {
+  return SPECIALIZED(ROWS_APART, problem.kernel_size[2] == 2 && problem.input_size[2] % 4 != 0) != 0;
+}
+
+// Store the sums of two columns, the taps of w, of RUN voxels of a row, from `y` on: aligned pairs, and where two lie on 16 bytes both at once.
+template <int RUN, int COLUMNS>
+__device__ __forceinline__ void store_pairs(const accum_t (&sums)[RUN][COLUMNS], int c, scalar_t* y) {
+  const int first = reinterpret_cast<index_t>(y) % 16 == 0 ? 0 : 1;  // pair that begins 16 bytes
+#pragma unroll
+  for (int e = 0; e < RUN; ++e) {
+    const bool begins = e % 2 == first && e + 1 < RUN, ends = e > 0 && e % 2 != first;
+    if (begins) *reinterpret_cast<Vector*>(y + e * 2) = {sums[e][c], sums[e][c + 1], sums[e + 1][c], sums[e + 1][c + 1]};
+    if (!begins && !ends) store_pair(y + e * 2, sums[e][c], sums[e][c + 1]);
+  }
+}
+
 // Add the bias and store what a thread has of a tile: RUN voxels from `first`, and where RUNS is 2 as many 64 further on.
 template <int RUNS, int RUN, int COLUMNS>
 __device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], const Problem& problem, const scalar_t* bias,
                                            const View<scalar_t>& output, const Taps& taps, int group, int out_channels,
                                            int first, int voxels, int first_column) {
-  const bool output_vectors = in_vectors(output) && problem.input_size[2] % RUN == 0 && taps.w == 2;
+  const bool output_vectors =
+      (RUN < 4 || !rows_apart(problem)) && in_vectors(output) && problem.input_size[2] % RUN == 0 && taps.w == 2;
+  const bool in_pairs = rows_apart(problem) && output.stride[4] == 1 &&
+                        aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2);
   if (bias != nullptr) {
     Column at = taps.column_at(first_column);
 #pragma unroll
@@ -197,6 +224,14 @@ __device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], 
             reinterpret_cast<Vector*>(corner + at.co * output.stride[1] + at.d * output.stride[2] + at.h * output.stride[3]);
 #pragma unroll
         for (int e = 0; e < RUN; e += 2) y[e / 2] = {s[e][c], s[e][c + 1], s[e + 1][c], s[e + 1][c + 1]};
+      }
+    } else if (in_pairs && from < voxels && from % problem.input_size[2] + RUN <= problem.input_size[2]) {
+      const Voxel v = voxel_of_row(problem, from);
+      scalar_t* corner = output.at(v.n, group * out_channels, v.d * taps.d, v.h * taps.h, v.w * 2);
+#pragma unroll
+      for (int c = 0; c < COLUMNS; c += 2, taps.step(at, 2)) {
+        if (at.co >= out_channels) continue;
+        store_pairs(sums[run], c, corner + at.co * output.stride[1] + at.d * output.stride[2] + at.h * output.stride[3]);
       }
     } else {
 #pragma unroll
@@ -237,7 +272,8 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
   const Taps taps = {SPECIALIZED(KERNEL_D, problem.kernel_size[0]), SPECIALIZED(KERNEL_H, problem.kernel_size[1]),
                      SPECIALIZED(KERNEL_W, problem.kernel_size[2])};
 
-  const bool input_vectors = in_vectors(input) && problem.input_size[2] % 4 == 0;
+  const bool input_vectors =
+      rows_apart(problem) ? made_of(input, problem.input_size, 4) : in_vectors(input) && problem.input_size[2] % 4 == 0;
   const bool weight_vectors = reinterpret_cast<index_t>(weight.data) % 16 == 0 && columns % 4 == 0 &&
                               weight.stride[0] % 4 == 0 && weight.stride[1] == taps.d * taps.h * taps.w &&
                               weight.stride[2] == taps.h * taps.w && weight.stride[3] == taps.w && weight.stride[4] == 1;

@@ -5,6 +5,7 @@ architectures = ["sm_90a"]
 [specialize]
 WGMMA_TILES = "tile_columns // 8"
 WHOLE_CHUNKS = "whole_chunks"
+ROWS_APART = "rows_apart"
 [constants]
 voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
@@ -13,7 +14,10 @@ chunks = "ceil_div(in_channels_per_group * itemsize, 128)"
 whole_chunks = "1 if in_channels_per_group * itemsize % 128 == 0 else 0"
 block_tiles = "ceil_div(voxels, 64 * ROWS)"
 ring_bytes = "WARPGROUPS * 4 * STAGES * ROWS * 1024"
-room = "227 * 1024 - ring_bytes - 8 * chunks"
+# Where rows do not end on a lane's voxels, eight columns at a time pass through shared memory on their way out.
+rows_apart = "1 if input_w % (2 if itemsize == 4 else 2 * ROWS) != 0 else 0"
+passed_bytes = "rows_apart * (16 + WARPGROUPS * 16 * (32 * ROWS * itemsize + 32))"
+room = "227 * 1024 - ring_bytes - 8 * chunks - passed_bytes"
 most_columns = "min(COLUMNS, 8 * (room // (chunks * 128 + 8) // 8))"
 column_tiles = "ceil_div(columns, max(8, most_columns))"
 tile_columns = "8 * ceil_div(ceil_div(columns, column_tiles), 8)"
@@ -22,7 +26,7 @@ streams = "max(1, min(ceil_div(block_tiles, WARPGROUPS), multiprocessors // (col
 # Where blocks have many tiles, the launch begins behind the one that packs, not beside it.
 beside = "1 if block_tiles <= 16 * streams else 0"
 pairs_at = "chunks * 128 * tile_columns + ring_bytes"
-shared_bytes = "pairs_at + 8 * (tile_columns + chunks)"
+shared_bytes = "pairs_at + 8 * (tile_columns + chunks) + passed_bytes"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
@@ -68,7 +72,8 @@ shared_bytes = "shared_bytes"
 // registers, rounds them, and its warpgroup multiplies them by the weights. One warpgroup's stores and another's products overlap in part.
 //
 // Which voxel a row of a product is can be chosen. A lane's rows are 2 (tf32) or 4 (16 bits) neighbouring voxels, and its columns the two
-// taps of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128.
+// taps of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128. Where rows do not end on a lane's voxels, these
+// may be of two rows, and a row begins anywhere: then a warp's rows of taps pass through shared memory, and each lane stores a voxel's pair.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
@@ -99,6 +104,9 @@ shared_bytes = "shared_bytes"
 #ifndef WHOLE_CHUNKS
 #define WHOLE_CHUNKS 0
 #endif
+#ifndef ROWS_APART
+#define ROWS_APART 0
+#endif
 static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");
 #if defined(__CUDACC__)
 #define SUMS (WGMMA_TILES * 4)
@@ -111,7 +119,6 @@ constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE, STAGED = 64 / SIZE;  // chan
 constexpr int COUNT = 16 * ROWS;                                         // voxels of a warp
 constexpr int RUN = SIZE == 4 ? 2 : 2 * ROWS, RUNS = 2 * ROWS / RUN;     // neighbouring voxels of a lane
 constexpr int STAGE = STAGED * COUNT;                                    // [channel][voxel]
-
 struct alignas(16) Cell {
   unsigned words[4];
 };
@@ -299,6 +306,9 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
 
+  const bool in_pairs =
+      output.stride[4] == 1 && aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2);
+
   const auto place = [&](int tile, int voxel) {
     return place_of(problem, (tile * 4 + warp % 4) * COUNT + voxel, voxels, input, output, group * in_channels,
                     group * out_channels, kernel_d, kernel_h, 2);
@@ -370,6 +380,34 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     wgmma_wait<0>();
 
     const index_t own = place(tile, lane % COUNT).output;
+    if (SPECIALIZED(ROWS_APART, problem.input_size[2] % RUN != 0) != 0 && in_pairs) {
+      constexpr int PASSED = COUNT * 2 + 32 / SIZE;  // outputs of a row, and 32 bytes that keep rows off each other's banks
+      scalar_t* const passed =
+          reinterpret_cast<scalar_t*>(shared + pairs_at + (tile_width + chunks + 1) / 2 * 16) + warp * 4 * PASSED;
+#pragma unroll
+      for (int j = 0; j < SUMS / 4 && j < tile_width / 8; ++j) {
+        const float added = bias == nullptr ? 0.0f : pairs[j * 4 + lane % 4].bias;
+#pragma unroll
+        for (int u = 0; u < RUNS; ++u) {
+          Run<2 * RUN> run;
+#pragma unroll
+          for (int e = 0; e < 2 * RUN; ++e) {
+            run.element[e] = to_scalar(sums[(u * RUN + e / 2) / 2][j * 4 + (u * RUN + e / 2) % 2 * 2 + e % 2] + added);
+          }
+          *reinterpret_cast<Run<2 * RUN>*>(passed + lane % 4 * PASSED + (u * 8 + lane / 4) * 2 * RUN) = run;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i += 32 / COUNT) {
+          const int row = i + lane / COUNT;
+          const Pair pair = pairs[j * 4 + row];
+          const Run<2> both = *reinterpret_cast<const Run<2>*>(passed + row * PASSED + lane % COUNT * 2);
+          if (own >= 0 && pair.live != 0) *reinterpret_cast<Run<2>*>(advanced(output.data + own, pair.output)) = both;
+        }
+        __syncwarp();  // all have read what the next columns are written over
+      }
+      continue;
+    }
     scalar_t* to[2 * ROWS];  // the outputs of the lane's voxels
 #pragma unroll
     for (int q = 0; q < 2 * ROWS; ++q) {
