@@ -223,8 +223,8 @@ def decide(
         return Choice(None, first.dtype, "torch", fp32)
     precision, runs_on = FP32_PRECISIONS[fp32] if first.dtype == "fp32" else first.dtype, backend_for(where, first.device.index)
     if automatic:
-        volumes = (array.ref for name, array in arrays.items() if name != "weight")
-        layout = "channels_last" if any(ref.is_channels_last for ref in volumes) else "ncdhw"
+        # As the result's: where a volume of one voxel has the strides of either layout, the weight tells.
+        layout = "channels_last" if any(array.ref.is_channels_last for array in arrays.values()) else "ncdhw"
         calls.note(pass_name, problem, precision, layout, packed)
         torchs, trial = Choice(None, first.dtype, "torch", fp32), None
         may_be_torchs = is_torch and backend is None

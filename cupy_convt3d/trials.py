@@ -32,9 +32,9 @@ Clock = Callable[[Callable[[], object]], float]  # runs a call and returns the m
 MOST_ROUNDS, MOST_MS = 9, 100.0  # a trial's timed calls: so many of each contestant, and no further round once all took so long
 HOPELESS = 1.3  # times the quickest: what was slower in each of two rounds and more is timed no more
 MEMORY_SHARE = 0.5  # of what is free, that a contestant may take
-# Before each timed call, of twice the L2 cache: together they take an H100 150 us, in which the host queues a call of any contestant.
-# With one, torch's calls were timed with the host's part in them where the GPU's was shorter.
-WRITES = 4
+# Before each timed call, of twice the L2 cache: an H100 takes 40 us for one, and the host queues the call meanwhile. Where it did not
+# (a busy host, a call of many launches), the GPU waited, and the call is timed again behind twice as many, up to the most.
+WRITES, MOST_WRITES = 4, 64
 
 _LOCK = threading.Lock()  # two trials would time each other
 
@@ -175,20 +175,26 @@ def _build(contestants: Sequence[Choice], problem: Problem, device: Any) -> None
 
 def _event_clock(device: Any) -> Clock:
     """Return a clock of CUDA events on the current stream. Before each call writes fill the L2 cache, so that operands come from
-    memory, and the host has queued the call before the GPU is there."""
+    memory, and keep the GPU busy until the host has queued the call: what is timed is the GPU's part alone."""
     torch = sys.modules["torch"]
     flush = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.uint8, device=device)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    writes = WRITES
 
     def clock(call: Callable[[], object]) -> float:
+        nonlocal writes
         with torch.cuda.device(device):
-            for _ in range(WRITES):
-                flush.zero_()
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-        return max(float(start.elapsed_time(end)), tuning.SHORTEST_MS)
+            while True:
+                for _ in range(writes):
+                    flush.zero_()
+                start.record()
+                call()
+                end.record()
+                waited = start.query()  # the GPU has begun before the host was through
+                end.synchronize()
+                if not waited or writes >= MOST_WRITES:
+                    return max(float(start.elapsed_time(end)), tuning.SHORTEST_MS)
+                writes *= 2
 
     return clock
 

@@ -486,3 +486,19 @@ def test_what_spreads_nan_is_left_to_others(own: Path) -> None:
     source = registry.kernel("fprop_gather").source
     spreading = ct.Kernel.from_source(source.replace("[[launch]]", '[spreads_nan]\n"1" = "so"\n[[launch]]', 1))
     assert spreading.why_spreads_nan(problem, "fp32") == "it spreads NaN: so"
+
+
+@pytest.mark.parametrize(("of_weight", "expected"), [("contiguous_format", "ncdhw"), ("channels_last_3d", "channels_last")])
+def test_the_weight_tells_the_layout_where_a_volume_has_both(
+    monkeypatch: pytest.MonkeyPatch, of_weight: str, expected: str
+) -> None:
+    """One voxel an image, as the first layer of a generator has it: its strides are those of either layout."""
+    torch = pytest.importorskip("torch")
+    asked: list[str] = []
+    choose = choice.choose
+    monkeypatch.setattr(choice, "choose", lambda *given, **more: asked.append(given[4]) or choose(*given, **more))
+    x = torch.ones(2, 8, 1, 1, 1)
+    w = torch.ones(8, 4, 4, 4, 4).contiguous(memory_format=getattr(torch, of_weight))
+    y = ct.conv_transpose3d(x, w, backend="host")
+    assert asked == [expected]
+    assert y.is_contiguous(memory_format=getattr(torch, of_weight))

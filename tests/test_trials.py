@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +219,46 @@ def test_rounds_are_taken_in_turn_and_end() -> None:
     assert taken == list("abcabc"), "nothing is open"
     noise = itertools.chain([9.0], itertools.repeat(1.0))  # one time alone may be a hiccup's
     assert trials.timed({"a": lambda: "a", "b": lambda: "b"}, lambda call: next(noise), ["a", "b"]) == {"a": 1.0, "b": 1.0}
+
+
+class FakeCuda:
+    """torch and its GPU, which takes a microsecond for a write and reaches an event once it has done what was queued before."""
+
+    def __init__(self, host_us: float) -> None:
+        self.cuda, self.uint8, self.host_us, self.queued, self.written = self, "uint8", host_us, 0.0, []  # type: ignore[var-annotated]
+
+    def get_device_properties(self, device: Any) -> Any:
+        return SimpleNamespace(L2_cache_size=1)
+
+    def empty(self, size: int, dtype: str, device: Any) -> Any:
+        return SimpleNamespace(zero_=self.write)
+
+    def write(self) -> None:
+        self.queued += 1.0
+        self.written[-1] += 1
+
+    def device(self, device: Any) -> Any:
+        self.written.append(0)
+        return nullcontext()
+
+    def Event(self, enable_timing: bool) -> Any:
+        return SimpleNamespace(record=lambda: None, query=self.query, synchronize=self.synchronize, elapsed_time=lambda end: 7.0)
+
+    def query(self) -> bool:
+        return self.queued < self.host_us
+
+    def synchronize(self) -> None:
+        self.queued = 0.0
+
+
+@pytest.mark.parametrize(("host_us", "written"), [(3.0, [4, 4]), (9.0, [4 + 8 + 16, 16]), (1e9, [4 + 8 + 16 + 32 + 64, 64])])
+def test_a_call_that_the_gpu_waited_for_is_timed_again(monkeypatch: pytest.MonkeyPatch, host_us: float, written: list[int]) -> None:
+    fake = FakeCuda(host_us)
+    clock = trials._event_clock
+    monkeypatch.setitem(sys.modules, "torch", fake)  # type: ignore[arg-type]
+    timed = clock("cuda")
+    assert [timed(lambda: None), timed(lambda: None)] == [7.0, 7.0]
+    assert fake.written == written, "a busy host is remembered"
 
 
 class OnGpu:
