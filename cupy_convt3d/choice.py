@@ -162,6 +162,7 @@ class Choice:
     """Who computes a call: a kernel's instance of that dtype on a backend, or torch's own operator (no kernel).
 
     Attributes:
+        problem: what the kernel is given where that is less than was asked for: the problem without dead taps, and its part of the weight.
         trial: what a trial at the first call could tell; None where nothing is open.
     """
 
@@ -169,14 +170,16 @@ class Choice:
     instance: str
     backend: str
     precision: str
+    problem: Problem | None = None
     trial: Trial | None = None
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What was not measured, and who is to be timed: torch's own operator and the most promising kernels."""
+    """What was not measured, and who is to be timed: torch's own operator and the most promising kernels, on that problem."""
 
     question: Question
+    problem: Problem
     contestants: tuple[Choice, ...]
 
 
@@ -228,23 +231,46 @@ def decide(
         calls.note(pass_name, problem, precision, layout, packed)
         torchs, trial = Choice(None, first.dtype, "torch", fp32), None
         may_be_torchs = is_torch and backend is None
+        is_cut = first.library.name != "JAX"  # where a slice is a copy in memory of its own
+        given = asked_of_kernels(problem, pass_name) if is_cut else problem
+
+        def as_given(kernel: Kernel, instance: str) -> Problem | None:
+            found = given_to(kernel, instance, problem, pass_name, runs_on.arch, runs_on.limits) if is_cut else problem
+            return None if found is problem else found
+
         try:
-            taken = choose(runs_on, pass_name, problem, precision, layout, packed=packed)
+            taken = choose(runs_on, pass_name, given, precision, layout, packed=packed)
         except KernelError:
             if may_be_torchs:
                 return torchs
             raise
         if may_be_torchs and taken.rivals:
             question = Question(runs_on.device_name, pass_name, precision, layout)
-            trial = Trial(question, (torchs, *(Choice(rival.kernel, rival.instance, where, fp32) for rival in taken.rivals)))
+            rivals = (Choice(one.kernel, one.instance, where, fp32, as_given(one.kernel, one.instance)) for one in taken.rivals)
+            trial = Trial(question, given, (torchs, *rivals))
         if may_be_torchs and taken.left_to_torch:
             return replace(torchs, trial=trial)
-        return Choice(taken.kernel, taken.instance, where, fp32, trial)
+        assert taken.kernel is not None
+        return Choice(taken.kernel, taken.instance, where, fp32, as_given(taken.kernel, taken.instance), trial)
     kernel = _named(algorithm, pass_name)
     instance, reason = instance_for(kernel, problem, precision, runs_on)
     if instance is None:
         raise KernelError(reason)
     return Choice(kernel, instance, where, fp32)
+
+
+def asked_of_kernels(problem: Problem, pass_name: str) -> Problem:
+    """Return what "auto" asks of kernels in place of a problem: without the taps that lead nowhere, whose gradients wgrad has to give."""
+    return problem if pass_name == "wgrad" else problem.without_dead_taps
+
+
+def given_to(
+    kernel: Kernel, instance: str, problem: Problem, pass_name: str, arch: str | None, limits: Limits | None
+) -> Problem:
+    """Return what "auto" gives a kernel that it takes: all of the problem if the kernel takes no strides of the weight, so that a part of
+    it would have to be copied, and can do the whole; else what it is asked for."""
+    whole = not kernel.takes_strides("weight") and kernel.why_not(problem, instance, arch, limits) is None
+    return problem if whole else asked_of_kernels(problem, pass_name)
 
 
 def choose(

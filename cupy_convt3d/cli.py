@@ -371,12 +371,15 @@ def _info(options: argparse.Namespace) -> int:
     return _PASSED
 
 
-def _why_auto(problem: Problem, backend: Backend) -> Iterator[str]:
+def _why_auto(asked: Problem, backend: Backend) -> Iterator[str]:
     """Yield what "auto" takes in each pass and precision on a backend, and under it how that was found."""
-    from .choice import choose
+    from .choice import asked_of_kernels, choose
 
     yield f'algorithm="auto" on {backend.device_name} ({backend.arch or backend.name}):'
     for pass_name in PASSES:
+        problem = asked_of_kernels(asked, pass_name)
+        if problem is not asked:
+            yield f"  {pass_name}: as {problem}, without the taps that lead nowhere"
         for precision in DTYPES:
             answers = {}
             for layout in LAYOUTS:

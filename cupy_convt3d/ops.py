@@ -265,6 +265,9 @@ class _PlannedCall:
         kernel, library, device = self.choice.kernel, destination.library, destination.device
         assert kernel is not None
         tensors = {**arrays, kernel.written: destination}
+        if self.choice.problem is not None:
+            weight = arrays["weight"].native[(slice(None), slice(None), *self.problem.live_taps)]
+            tensors["weight"] = library.read("weight", weight)
         if self._prepared is None:
             self._copied = tuple(n for n, array in tensors.items() if not (kernel.takes_strides(n) or array.ref.is_contiguous))
         for name in self._copied:
@@ -274,7 +277,7 @@ class _PlannedCall:
         if self._prepared is None:
             refs = {name: _of_rank(array.ref, len(self.shapes[name])) for name, array in tensors.items()}
             backend = backend_for(self.choice.backend, device.index)
-            self._prepared = Prepared(backend, kernel, self.problem, self.choice.instance, refs)
+            self._prepared = Prepared(backend, kernel, self.choice.problem or self.problem, self.choice.instance, refs)
         addresses = {name: array.ref.pointer for name, array in tensors.items()}
         workspaces = []  # alive until the launches are queued; after that the allocator's stream order protects them
         for name, size in self._prepared.workspace.items():

@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -262,6 +262,38 @@ class Problem:
         """Return how many (input, tap) pairs of axis `a` land inside the output; the clipped ones are not counted."""
         steps = (self.stride[a], self.input_size[a], self.dilation[a], self.kernel_size[a])
         return _pairs_up_to(self.padding[a] + self.output_size[a] - 1, *steps) - _pairs_up_to(self.padding[a] - 1, *steps)
+
+    def _live_taps(self, a: int) -> tuple[int, int, int, int]:
+        """Return the first live tap of axis `a`, the one behind the last, and the paddings of the problem that has these alone."""
+        size, out, kernel = self.input_size[a], self.output_size[a], self.kernel_size[a]
+        stride, padding, dilation = self.stride[a], self.padding[a], self.dilation[a]
+        least = -(-(padding - (size - 1) * stride) // dilation)  # the first tap that leads the last input behind the border
+        first = max(0, min(least, padding // dilation))  # and the padding not below 0
+        end = min(kernel, (out - 1 + padding) // dilation + 1)
+        for low, high in ((first, end), (0, end), (first, kernel)):
+            left = padding - low * dilation
+            more = out - ((size - 1) * stride - 2 * left + dilation * (high - low - 1) + 1)
+            if low < high and 0 <= more < max(stride, dilation):
+                return low, high, left, more
+        return 0, kernel, padding, self.output_padding[a]
+
+    @cached_property
+    def live_taps(self) -> tuple[slice, slice, slice]:
+        """The taps of each axis that lead from some input to some output, as far as they and those between are a problem's own.
+
+        Volumes of few voxels along an axis have others: of a 3x3x3 kernel with padding 1 on flat volumes only the middle plane is live.
+        """
+        d, h, w = (slice(*self._live_taps(a)[:2]) for a in range(3))
+        return (d, h, w)
+
+    @cached_property
+    def without_dead_taps(self) -> Problem:
+        """The problem of the same input and output that has `weight[:, :, *live_taps]` as its weight; itself where all taps are live."""
+        low, high, padding, more = zip(*(self._live_taps(a) for a in range(3)), strict=True)
+        kernel = tuple(end - first for first, end in zip(low, high, strict=True))
+        if kernel == self.kernel_size:
+            return self
+        return replace(self, kernel_size=kernel, padding=padding, output_padding=more)
 
     @cached_property
     def flop(self) -> int:

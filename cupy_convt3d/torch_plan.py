@@ -261,7 +261,7 @@ def make_plan(
         return _KernelPlan(choice.kernel, choice, problem, arrays, result, itemsize)
 
     if decided.trial is not None and problem.batch and trials.may_be_held(first):
-        winner = trials.hold(decided.trial, problem, planned, (first, second, bias), packed=frozen)
+        winner = trials.hold(decided.trial, planned, (first, second, bias), packed=frozen)
         if winner is not None:
             return winner
     return planned(decided)
@@ -306,6 +306,10 @@ class _KernelPlan(PassPlan):
         super().__init__()
         first = next(iter(arrays.values()))
         refs = {name: array.ref for name, array in arrays.items()} | {kernel.written: result}
+        self._live_weight: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+        if choice.problem is not None:
+            refs["weight"], ahead = refs["weight"].with_taps(problem.live_taps)
+            self._live_weight = (refs["weight"].shape, refs["weight"].strides, ahead)
         copied = {name for name, ref in refs.items() if not (kernel.takes_strides(name) or ref.is_contiguous)}
         refs |= {name: TensorRef(0, refs[name].shape, _row_major(refs[name].shape)) for name in copied}
         self.kernel: Kernel = kernel
@@ -313,7 +317,7 @@ class _KernelPlan(PassPlan):
         self._result, self._written = result, refs[kernel.written]
         self._device = first.device.index if first.device.kind == "cuda" else None
         self._backend = backend_for(choice.backend, first.device.index)
-        self._prepared = Prepared(self._backend, kernel, problem, choice.instance, refs)
+        self._prepared = Prepared(self._backend, kernel, choice.problem or problem, choice.instance, refs)
         self._workspace = tuple(self._prepared.workspace.items())
         self.packs = bool(self._prepared.packs)
         allocated = [kernel.written, *copied]  # a result that goes through a copy is there twice
@@ -325,7 +329,11 @@ class _KernelPlan(PassPlan):
     ) -> torch.Tensor:
         if not self.kernel.deterministic:
             _alert_not_deterministic(self.kernel)
-        operands = (first, second) if bias is None else (first, second, bias)
+        weight = second
+        if self._live_weight is not None:
+            shape, strides, ahead = self._live_weight
+            weight = second.as_strided(shape, strides, second.storage_offset() + ahead)
+        operands = (first, weight) if bias is None else (first, weight, bias)
         if self._copied:
             self._check(operands)
             pairs = zip(operands, self._copied, strict=True)

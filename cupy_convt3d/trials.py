@@ -79,9 +79,7 @@ def may_be_held(tensor: Any) -> bool:
     )
 
 
-def hold(
-    trial: Trial, problem: Problem, planned: Callable[[Choice], P], operands: tuple[Any, Any, Any], *, packed: bool
-) -> P | None:
+def hold(trial: Trial, planned: Callable[[Choice], P], operands: tuple[Any, Any, Any], *, packed: bool) -> P | None:
     """Time a trial's contestants and return the quickest one's plan; None where there was nothing to compare.
 
     Args:
@@ -93,7 +91,7 @@ def hold(
     device = operands[0].device
     try:
         with _LOCK, torch.no_grad():
-            _build(trial.contestants, problem, device)
+            _build(trial.contestants, trial.problem, device)
             clock = _event_clock(device)
             plans, calls = _able(trial.contestants, planned, operands, _free_bytes(device) * MEMORY_SHARE)
             if len(plans) < 2 or all(contestant.kernel is not None for contestant in plans):
@@ -102,7 +100,7 @@ def hold(
             times = timed(calls, clock, judged.values())
     except torch.OutOfMemoryError:  # of what is not a contestant's own, or somebody else has taken the memory meanwhile
         return None
-    tuning.remember(_entries(trial, problem, times))
+    tuning.remember(_entries(trial, times))
     return plans[min(plans, key=lambda contestant: times[judged[contestant]])]
 
 
@@ -144,7 +142,7 @@ def timed(calls: Mapping[Key, Callable[[], object]], clock: Clock, judged: Itera
     return {key: statistics.median(taken) for key, taken in times.items()}
 
 
-def _entries(trial: Trial, problem: Problem, times: Mapping[tuple[Choice, bool], float]) -> list[Entry]:
+def _entries(trial: Trial, times: Mapping[tuple[Choice, bool], float]) -> list[Entry]:
     device, pass_name, precision, layout = trial.question
     entries = []
     for (contestant, kept), ms in times.items():
@@ -154,7 +152,7 @@ def _entries(trial: Trial, problem: Problem, times: Mapping[tuple[Choice, bool],
         which = (LIBRARY, "", precision) if kernel is None else (kernel.name, code_digest(kernel), contestant.instance)
         tunables = {} if kernel is None else {name: value for name, value in kernel.tunables.items() if name in kernel.search}
         both = (times.get((contestant, True), ms), ms)
-        entries.append(Entry(device, pass_name, str(problem), precision, layout, *which, tunables, *both, tuning.versions()))
+        entries.append(Entry(device, pass_name, str(trial.problem), precision, layout, *which, tunables, *both, tuning.versions()))
     return entries
 
 

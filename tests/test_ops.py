@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cupy_convt3d as ct
-from cupy_convt3d import choice, ops
+from cupy_convt3d import choice, ops, reference
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.problem import Problem
@@ -488,3 +488,50 @@ def test_a_tiny_call_on_the_host_takes_at_most_150_us() -> None:
         ct.conv_transpose3d(x, w, stride=2)
         seconds.append(time.process_time() - start)
     assert min(seconds) < 150e-6, f"{min(seconds) * 1e6:.0f} us"
+
+
+@pytest.mark.parametrize("library", ["NumPy", "torch", "torch, channels_last", "torch, frozen"])
+@pytest.mark.parametrize("name", ["n2_c4to6_i1x5x4_k3_p1_bias", "n2_c8to4_i1_k4_s2_p1", "n1_c4to4_i3x4x1_k3x3x5_s2_p1x1x2_op1_g2"])
+def test_auto_leaves_out_taps_that_lead_nowhere(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is given a part of the weight; the results are those of all of it, the gradient of the weight's other taps too."""
+    given: list[Problem] = []
+    prepared = ops.Prepared.__init__
+    monkeypatch.setattr(ops.Prepared, "__init__", lambda self, *a, **k: given.append(a[2]) or prepared(self, *a, **k))
+    problem = Problem.parse(name)
+    rng = np.random.default_rng(1)
+    shapes, _ = problem.shapes("fprop")
+    x, w, *b = (rng.integers(-4, 5, shape).astype(np.float32) for key, shape in shapes.items() if key != "output")
+    bias = b[0] if b else None
+    expected = reference.run("fprop", problem, {"input": x, "weight": w} | ({"bias": bias} if b else {}))
+    geometry = (problem.stride, problem.padding, problem.output_padding, problem.groups, problem.dilation)
+    if library == "NumPy":
+        assert np.array_equal(ct.conv_transpose3d(x, w, bias, *geometry), expected)
+        gradient = rng.integers(-4, 5, problem.output_shape).astype(np.float32)
+        found = ct.conv_transpose3d_grad_input(gradient, w, x.shape, *geometry)
+        assert np.array_equal(found, reference.dgrad(problem, gradient, w))
+    else:
+        layer = ct.nn.ConvTranspose3d(
+            *(problem.in_channels, problem.out_channels, problem.kernel_size, *geometry[:4]), bool(b), problem.dilation, backend="host"
+        )
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(w))
+            if b:
+                layer.bias.copy_(torch.from_numpy(bias))
+        if "channels_last" in library:
+            layer.to(memory_format=torch.channels_last_3d)
+        volume = torch.from_numpy(x).requires_grad_()
+        if "frozen" in library:
+            with ct.nn.freeze(layer), torch.no_grad():
+                results = [layer(volume) for _ in range(2)]
+                layer.weight.mul_(2)
+                start = layer.bias.view(1, -1, 1, 1, 1) if b else 0
+                results.append((layer(volume) - start) / 2 + start)
+            assert all(np.array_equal(result.numpy(), expected) for result in results)
+        else:
+            result = layer(volume)
+            gradient = torch.ones_like(result)
+            result.backward(gradient)
+            assert np.array_equal(result.detach().numpy(), expected)
+            assert np.array_equal(volume.grad.numpy(), reference.dgrad(problem, gradient.numpy(), w))
+            assert np.array_equal(layer.weight.grad.numpy(), reference.wgrad(problem, x, gradient.numpy()))
+    assert problem.without_dead_taps is not problem and problem.without_dead_taps in given

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cupy_convt3d import registry
+from cupy_convt3d import reference, registry
 from cupy_convt3d.errors import ProblemError, ProblemTypeError
 from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, problems
 from cupy_convt3d.problem import INT32_MAX, Problem, c_struct, c_values, triple
@@ -290,3 +290,38 @@ def test_any_size_is_a_problem_error(size: object) -> None:
 def test_any_name_is_a_problem_error(name: object) -> None:
     with pytest.raises(ProblemError, match="must look like"):
         Problem.parse(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "live"),
+    [
+        ("n1_c1to1_i1x5x6_k3_p1", "n1_c1to1_i1x5x6_k1x3x3_p0x1x1", (slice(1, 2), slice(0, 3), slice(0, 3))),  # flat: the middle plane
+        ("n1_c1to1_i1_k4_s2_p1", "n1_c1to1_i1_k2_s2", (slice(1, 3),) * 3),  # kernel = stride is left
+        ("n1_c1to1_i1x1x4_k3_s2_p1_op1", "n1_c1to1_i1x1x4_k2x2x3_s2_p0x0x1_op0x0x1", (slice(1, 3), slice(1, 3), slice(0, 3))),
+        ("n1_c1to1_i4x4x1_k3_p3_d3", "n1_c1to1_i4x4x1_k3x3x1_p3x3x0_d3", (slice(0, 3), slice(0, 3), slice(1, 2))),
+        ("n1_c1to1_i1_k4", "n1_c1to1_i1_k4", (slice(0, 4),) * 3),  # one voxel to 4x4x4: every tap leads somewhere
+        ("n1_c1to1_i1x4x4_k2x3x3_s1x2x2_p1_d2x1x1", None, None),  # dead taps, and no problem's own without them
+    ],
+)
+def test_taps_that_lead_nowhere(name: str, expected: str | None, live: tuple[slice, ...] | None) -> None:
+    problem = Problem.parse(name)
+    found = problem.without_dead_taps
+    if expected is None:
+        assert found.output_shape == problem.output_shape and found.flop == problem.flop
+        return
+    assert (str(found), problem.live_taps) == (expected, live)
+    assert (found is problem) == (expected == name)
+
+
+@given(problems())
+def test_a_problem_without_dead_taps_is_as_much_work(problem: Problem) -> None:
+    found = problem.without_dead_taps
+    assert (found.output_shape, found.input_shape, found.flop) == (problem.output_shape, problem.input_shape, problem.flop)
+    assert found.without_dead_taps is found
+    sizes = tuple(tap.stop - tap.start for tap in problem.live_taps)
+    assert sizes == found.kernel_size
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(-4, 5, problem.input_shape), rng.integers(-4, 5, problem.weight_shape)
+    b = rng.integers(-4, 5, problem.out_channels) if problem.bias else None
+    part = w[(slice(None), slice(None), *problem.live_taps)]
+    assert np.array_equal(reference.fprop(problem, x, w, b), reference.fprop(found, x, part, b))

@@ -59,6 +59,12 @@ class TensorRef:
             return self
         return TensorRef(self.pointer, (1, *self.shape), (self.shape[0] * self.strides[0], *self.strides))
 
+    def with_taps(self, taps: tuple[slice, slice, slice]) -> tuple[TensorRef, int]:
+        """Return the part of a weight that has these taps of each axis, at the same address, and how many elements before it lie there."""
+        sizes = (tap.stop - tap.start for tap in taps)
+        ahead = sum(tap.start * step for tap, step in zip(taps, self.strides[2:], strict=True))
+        return TensorRef(self.pointer, (*self.shape[:2], *sizes), self.strides), ahead
+
 
 class _View(ctypes.Structure):
     _fields_ = (("value", ctypes.c_void_p), ("stride", ctypes.c_longlong * 5))  # the address is `value`, as in c_void_p

@@ -11,7 +11,7 @@ from typing import Any
 
 from ... import ops
 from ...backends.base import Backend
-from ...choice import choose, instance_for
+from ...choice import asked_of_kernels, choose, given_to, instance_for
 from ...dtypes import DTYPES
 from ...errors import BackendError, KernelError, LaunchError
 from ...kernel import Kernel
@@ -59,10 +59,13 @@ class Contender:
     def ran(self) -> str:
         return TORCH if self.kernel is None else self.kernel.name
 
-    @property
-    def compiled(self) -> tuple[tuple[Kernel, str], ...]:
-        """What the first call compiles, side by side: kernels and instances."""
-        return self.rivals or (() if self.kernel is None else ((self.kernel, self.instance),))
+    def compiled(self, problem: Problem, pass_name: str, backend: Backend) -> list[tuple[Kernel, Problem, str]]:
+        """Return what the first call compiles, side by side: kernels, what they are given of the problem, and instances."""
+        own = self.rivals or (() if self.kernel is None else ((self.kernel, self.instance),))
+        if self.name not in (AUTO, KERNEL):  # a kernel that is named is given what it is asked
+            return [(kernel, problem, instance) for kernel, instance in own]
+        card = (backend.arch, backend.limits)
+        return [(kernel, given_to(kernel, instance, problem, pass_name, *card), instance) for kernel, instance in own]
 
 
 def contenders(
@@ -83,7 +86,7 @@ def contenders(
     common = {"fp32_precision": precision} if precision == "tf32x3" else {}  # torch has no word for it
     where = {**common, "backend": backend.name}
     try:
-        taken = choose(backend, pass_name, problem, precision, layout)
+        taken = choose(backend, pass_name, asked_of_kernels(problem, pass_name), precision, layout)
         kernel, instance, to_torch = taken.kernel, taken.instance, backend.name == "host" or taken.left_to_torch is not None
         rivals = tuple((one.kernel, one.instance) for one in taken.rivals) if with_trial else ()
     except KernelError:
@@ -222,7 +225,8 @@ class CallContest:
     def _compile_ms(self, contender: Contender) -> float:
         """Return what compiling ahead took for a contender."""
         bench = self.bench
-        plans = ((kernel, instance, bench.plan(kernel, self.problem, instance)) for kernel, instance in contender.compiled)
+        compiled = contender.compiled(self.problem, self.pass_name, bench.backend)
+        plans = ((kernel, instance, bench.plan(kernel, problem, instance)) for kernel, problem, instance in compiled)
         return max((bench.build_ms.get(bench.backend.instance(*one), 0.0) for one in plans), default=0.0)
 
     def _first(self, row: CallRow, call: Callable[[], Any], compile_ms: float) -> CallRow:

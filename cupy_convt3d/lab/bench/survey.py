@@ -199,10 +199,10 @@ class _Run:
             self.tell(done, total, f"compiling for {len({layer.name for layer, *_ in waiting})} layers")
             asked = {question: self._contenders(question) for question in waiting}
             self.bench.build(
-                (kernel, self.problems[layer.name], instance)
-                for (layer, *_), found in asked.items()
-                for one in found
-                for kernel, instance in one.compiled
+                one
+                for (layer, pass_name, *_), found in asked.items()
+                for contender in found
+                for one in contender.compiled(self.problems[layer.name], pass_name, self.bench.backend)
             )
             for question, contest in self._contests(waiting):
                 self.tell(done, total, " ".join((question[0].name, *question[1:])))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ... import architecture, cost
 from ...backends.nvrtc import compile_cubin
 from ...calls import Call
-from ...choice import automatic
+from ...choice import asked_of_kernels, automatic, given_to
 from ...errors import BackendError
 from ...kernel import Limits
 from ...problem import Problem
@@ -125,10 +125,11 @@ def compile_calls(
 def _taken(call: Call, card: Gpu) -> tuple[Instance | None, str]:
     question = Question(card.device, call.pass_name, call.precision, call.layout)
     problem = Problem.parse(call.problem)
-    found = automatic(question, problem, call.packed, card.arch, card.limits)
+    found = automatic(question, asked_of_kernels(problem, call.pass_name), call.packed, card.arch, card.limits)
     if found.kernel is None:
         return None, "; ".join(found.passed_over) or f"no {call.pass_name} kernel is registered"
     if found.left_to_torch is not None:
         return None, f"torch's own operator, {found.left_to_torch}"
-    plan = found.kernel.plan(problem, found.instance, card.limits.multiprocessors)
+    given = given_to(found.kernel, found.instance, problem, call.pass_name, card.arch, card.limits)
+    plan = found.kernel.plan(given, found.instance, card.limits.multiprocessors)
     return Instance(found.kernel, found.instance, plan.specialization), ""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
-from ...choice import instance_for
+from ...choice import asked_of_kernels, instance_for
 from ...dtypes import DTYPES
 from ...kernel import Kernel
 from ...problem import Problem
@@ -64,7 +64,7 @@ def tune(
     shipped = Database.load(SHIPPED).entries()
     device = bench.backend.device_name
     work = [
-        (Question(device, pass_name, precision, layout), name, problem)
+        (Question(device, pass_name, precision, layout), name, asked_of_kernels(problem, pass_name))
         for precision in precisions
         for pass_name in passes
         for layout in layouts
