@@ -112,7 +112,7 @@ shared_bytes = "4 * taps * pitch"
 #define BLOCK_THREADS 0
 #endif
 #ifndef BLOCK_CHANNELS
-#define BLOCK_CHANNELS 64
+#define BLOCK_CHANNELS 32
 #endif
 // Whether the window of the next plane is loaded before this one is multiplied, where a thread rolls and windows are small.
 #ifndef AHEAD
