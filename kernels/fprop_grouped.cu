@@ -67,7 +67,11 @@ shared_bytes = "weight_bytes + stage_bytes"
 #define BLOCK_TILES 4
 #endif
 #ifndef RESIDENT_WARPS
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+#define RESIDENT_WARPS 12  // the compiler takes a few registers more there
+#else
 #define RESIDENT_WARPS 16
+#endif
 #endif
 #ifndef UNROLL
 #define UNROLL 2
