@@ -262,6 +262,15 @@ def _offers(tool: str) -> bool:
         return False
 
 
+def test_a_sandbox_keeps_the_package_wherever_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it was cloned into a temporary directory, which is hidden."""
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: name if name == "bwrap" else None)
+    command, _ = sandbox.wrap(["true"], {})
+    kept = {command[at + 1] for at, word in enumerate(command) if word == "--ro-bind"}
+    package = Path(sandbox.__file__).resolve().parents[2]
+    assert {str(package), str(kernel("fprop_gather").path.resolve().parent)} <= kept and (package / "__init__.py").is_file()
+
+
 def test_a_sandbox_that_cannot_be_had_is_said_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
     assert cli.main(["check", "fprop_gather", "--backend", "host", "--sandbox", "--problem", str(PROBLEM)]) == 2

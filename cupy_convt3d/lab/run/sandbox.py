@@ -58,7 +58,7 @@ def wrap(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[s
     """
     hidden = _directories(Path.home(), Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/run/user"))
     package = Path(__file__).resolve().parents[2]
-    kept = _directories(*map(Path, (sys.prefix, sys.base_prefix)), package / "cupy_convt3d", package / "kernels", cache_directory())
+    kept = _directories(*map(Path, (sys.prefix, sys.base_prefix)), package, package.parent / "kernels", cache_directory())
     outer = dict(environment)
     preload = outer.pop("LD_PRELOAD", None)  # a sanitizer's runtime is for the judge alone
     inner = [*(["env", f"LD_PRELOAD={preload}"] if preload else []), *command]
