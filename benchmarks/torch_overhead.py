@@ -125,8 +125,10 @@ def overheads() -> dict[str, dict[str, float]]:
             forwards: dict[str, Callable[[], object]] = {}
             steps: dict[str, Callable[[], object]] = {}
             for name, layer in layers.items():
-                call: Any = layer if way == "module" else torch.compile(layer, fullgraph=True)
-                if way == "functional":
+                call: Any = layer
+                if way == "compiled":
+                    call = torch.compile(layer, fullgraph=True)
+                elif way == "functional":
                     ours = partial(ct.conv_transpose3d, backend=getattr(layer, "backend", None))
                     function = F.conv_transpose3d if name == "torch" else ours
                     call = partial(lambda x, f, m: f(x, m.weight, m.bias), f=function, m=layer)

@@ -186,11 +186,8 @@ static_assert(BLOCK_CHANNELS <= 64, "the smallest block has threads for all its 
 
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), MOST_SUMS = 96;
 #if defined(__CUDACC__)
-constexpr int reach(int kernel, int dilation, int stride, int lead) {
-  return ((kernel - 1) * dilation - lead + stride) / stride - 1 + (lead > 0 ? 1 : 0);
-}
-constexpr int MOST_ROWS = LENGTH_H + reach(KERNEL_H, DILATION_H, STRIDE_H, PADDING_H % STRIDE_H), MOST_VECTOR = VECTOR;
-constexpr int MOST_COLUMNS = LENGTH_W + reach(KERNEL_W, DILATION_W, STRIDE_W, PADDING_W % STRIDE_W);
+constexpr int MOST_ROWS = Taps{KERNEL_H, STRIDE_H, DILATION_H, PADDING_H, LENGTH_H}.inputs(), MOST_VECTOR = VECTOR;
+constexpr int MOST_COLUMNS = Taps{KERNEL_W, STRIDE_W, DILATION_W, PADDING_W, LENGTH_W}.inputs();
 constexpr int SINGLE = VECTOR % MULTIPLIER == 0 ? VECTOR / MULTIPLIER : 1, WORDS = (SINGLE * SIZE + 3) / 4;
 // Warps on a multiprocessor that have registers for their sums, their window and about 30 beside.
 constexpr int PLANES = (KERNEL_D - 1) * DILATION_D + 1 > STRIDE_D ? (KERNEL_D - 1) * DILATION_D + 1 : STRIDE_D;

@@ -24,6 +24,15 @@ BASES = (
     "n4_c32to32_i16x32x32_k2_s2",
     "n2_c128to64_i8x16x16_k3_p1",
 )
+# What an H100 showed when this last ran there: 3 to 10 times fewer in kernel = stride with 31 or 33 channels in channels_last, which only
+# kernels for any layout can do; and at a stride of 2 by a factor of 3 to 4 where the prediction took one of the wgmma kernels that it did
+# not take for the next layer. fp32 and a stride of 1 had no cliff.
+KNOWN = pytest.mark.xfail(strict=False, reason="odd channels in channels_last; predictions that differ from layer to layer")
+CASES = [
+    pytest.param(base, precision, marks=[KNOWN] if precision != "fp32" and "_s2" in base else [])
+    for base in BASES
+    for precision in ("fp32", "tf32", "bf16")
+]
 STEPS = range(-1, 3)  # from what a tile of a power of two holds to a little more
 
 
@@ -37,13 +46,9 @@ def walks(base: Problem) -> Iterator[tuple[str, list[Problem]]]:
         yield name, [replace(base, input_size=size) for size in moved]
 
 
-# What an H100 showed when this last ran there: 3 to 10 times fewer in kernel = stride with 31 or 33 channels in channels_last, which only
-# kernels for any layout can do; and twice by a factor of 3 to 4 where the prediction took a kernel that it did not take for the next layer.
-@pytest.mark.xfail(strict=False, reason="odd channels in channels_last; predictions that differ from layer to layer")
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(("base", "precision"), CASES)
 def test_useful_work_a_second_has_no_cliff(base: str, precision: str) -> None:
     pytest.importorskip("torch")
     from cupy_convt3d.backends.cuda import CudaBackend

@@ -6,12 +6,12 @@ struct Taps {
   int kernel, stride, dilation, padding, run;
 
   // o + padding - first() * stride = q*stride + r + lead(), for the q of the outputs counted from 0.
-  __device__ int lead() const { return padding % stride; }
-  __device__ int first() const { return padding / stride; }
+  __device__ constexpr int lead() const { return padding % stride; }
+  __device__ constexpr int first() const { return padding / stride; }
   // Inputs from nearest() to reach() below q have taps.
-  __device__ int nearest() const { return lead() > 0 ? -1 : 0; }
-  __device__ int reach() const { return ((kernel - 1) * dilation - lead() + stride) / stride - 1; }
-  __device__ int inputs() const { return run + reach() - nearest(); }  // that a run reads
+  __device__ constexpr int nearest() const { return lead() > 0 ? -1 : 0; }
+  __device__ constexpr int reach() const { return ((kernel - 1) * dilation - lead() + stride) / stride - 1; }
+  __device__ constexpr int inputs() const { return run + reach() - nearest(); }  // that a run reads
   // The tap that leads from an input `offset` below q to residue r, or -1.
   __device__ int tap(int offset, int r) const {
     const int scaled = offset * stride + r + lead();
