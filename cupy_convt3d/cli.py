@@ -154,9 +154,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_measured(bench)
     bench.add_argument("--against", type=_names, metavar="RIVAL,...", help="cudnn, torch (its own CUDA kernels); '': none")
     bench.add_argument("--out", type=Path, metavar="FILE.json", help="of the results; until they are complete FILE.json.partial")
-    bench.add_argument("--minutes", type=_positive, help="of a population: begin nothing new after so long; the same command goes on")
-    bench.add_argument("--regret", type=_count, default=0, metavar="K", help="of a population: search all kernels for its first K layers")
-    bench.add_argument("--no-trials", action="store_true", help="of a population: 'auto' measures nothing at its first call")
+    bench.add_argument("--calls", action="store_true", help="time calls on torch tensors as a user makes them, as --suite population does")
+    bench.add_argument("--minutes", type=_positive, help="of calls: begin nothing new after so long; the same command goes on")
+    bench.add_argument("--regret", type=_count, default=0, metavar="K", help="of calls: search all kernels for the first K layers")
+    bench.add_argument("--no-trials", action="store_true", help="of calls: 'auto' measures nothing at its first call")
     bench.set_defaults(command=_bench)
 
     tune = commands.add_parser("tune", help="search kernels' configurations, and keep the best for algorithm='auto'")
@@ -218,7 +219,7 @@ def _add_measured(parser: argparse.ArgumentParser) -> None:
     """Add what is measured: comma-separated lists, every combination of them."""
     tuning = parser.prog.endswith("tune")
     what = parser.add_mutually_exclusive_group()
-    suites = "default: named, which has all but few_channels; population: drawn layers"
+    suites = "default: named, which has all but few_channels and ordinary; population: drawn layers"
     what.add_argument("--suite", type=_names, default=["named"], metavar="NAME,...", help=suites)
     what.add_argument("--problem", type=_names, metavar="NAME,...", help="one of the suites, or such as n1_c1to2_i3_k3_s2")
     parser.add_argument("--seed", type=_count, default=0, help="of --suite population, drawn layers (default 0)")
@@ -463,10 +464,10 @@ def _bench(options: argparse.Namespace) -> int:
 
     problems, kernels = _measured(options)
     layouts = options.layout or list(LAYOUTS)
-    if not options.problem and POPULATION in options.suite:
-        return _survey(options, layouts, kernels)
+    if options.calls or (not options.problem and POPULATION in options.suite):
+        return _survey(options, layouts, kernels, problems)
     if options.minutes is not None or options.regret or options.no_trials:
-        raise ProblemError("--minutes, --regret, --no-trials: are of --suite population")
+        raise ProblemError("--minutes, --regret, --no-trials: are of --calls and --suite population")
     plan = Selection(problems, options.passes, options.precision, layouts, kernels, options.against)
     with progress_bar() as progress:
         data = bench(plan, options.out, backend=options.backend, progress=progress)
@@ -475,15 +476,16 @@ def _bench(options: argparse.Namespace) -> int:
     return _FAILED if data["wrong"] else _PASSED
 
 
-def _survey(options: argparse.Namespace, layouts: list[str], kernels: str | list[Kernel]) -> int:
+def _survey(options: argparse.Namespace, layouts: list[str], kernels: str | list[Kernel], problems: dict[str, Problem]) -> int:
     from .lab.bench.survey import Survey, survey
 
-    if options.suite != [POPULATION]:
-        raise ProblemError(f"--suite {','.join(options.suite)}: population is measured as calls, the others as kernels; name it alone")
+    drawn = not options.problem and POPULATION in options.suite
+    if drawn and options.suite != [POPULATION]:
+        raise ProblemError(f"--suite {','.join(options.suite)}: a population has a file of its own; name it alone")
     if options.against is not None:
-        raise ProblemError("--against: a population is measured against torch as it is by default")
-    measured = (options.passes, options.precision, layouts, kernels)
-    plan = Survey(options.seed, options.count, *measured, options.regret, options.minutes, not options.no_trials)
+        raise ProblemError("--against: calls are measured against torch as it is by default")
+    measured = (options.passes, options.precision, layouts, kernels, options.regret, options.minutes, not options.no_trials)
+    plan = Survey(options.seed, options.count, *measured, None if drawn else problems)
     with progress_bar() as progress:
         data = survey(plan, options.out, backend=options.backend, progress=progress)
     if options.out is not None:

@@ -44,8 +44,8 @@ def test_the_medical_networks_come_with_batch_1_and_2() -> None:
     assert str(problems["depthwise"]) == "n4_c128to128_i32_k4_s2_p1_g128"
 
 
-def test_named_is_all_suites_but_few_channels() -> None:
-    everything = {name: problem for part in SUITES if part != "few_channels" for name, problem in suite(part).items()}
+def test_named_is_all_suites_but_few_channels_and_ordinary() -> None:
+    everything = {name: problem for part in SUITES if part not in ("few_channels", "ordinary") for name, problem in suite(part).items()}
     assert suite("named") == everything and len(everything) == 35
     suite("named").clear()
     assert SUITES["named"], "suite() hands out its own copy"

@@ -323,6 +323,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert cli.main(["check", "fprop_depthwise", "--suite", "population", "--count", "1", "--backend", "host"]) == 1, "it can do none"
 
 
+def test_named_layers_are_called_as_a_population_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "c.json"
+    words = ["bench", "--calls", "--backend", "host", "--layout", "ncdhw", "--kernels", GATHER.name, "--out", str(out)]
+    assert cli.main([*words, "--problem", "n1_c1to2_i3_k3_s2,n1_c2to2_i2_k2"]) == 0
+    data = json.loads(out.read_text())
+    assert list(data["layers"]) == ["n1_c1to2_i3_k3_s2", "n1_c2to2_i2_k2"] == list(dict.fromkeys(row["case"] for row in data["rows"]))
+    assert data["complete"] and data["seed"] is None and {row["family"] for row in data["rows"]} == {"named"}
+    assert "named layers, against torch" in capsys.readouterr().out
+    assert cli.main([*words, "--suite", "population"]) == 2 and "is of seed None, not 0" in capsys.readouterr().err
+
+
 def test_tune_takes_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr("cupy_convt3d.lab.tune.tune", lambda meter, problems, *_, **__: given.append(problems))
@@ -334,11 +345,11 @@ def test_tune_takes_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--suite", "population,core"], "--suite population,core: population is measured as calls"),
-        (["--suite", "population", "--against", "torch"], "--against: a population is measured against torch"),
-        (["--suite", "core", "--minutes", "3"], "--minutes, --regret, --no-trials: are of --suite population"),
-        (["--problem", "kb61", "--no-trials"], "--minutes, --regret, --no-trials: are of --suite population"),
-        (["--problem", "kb61", "--regret", "3"], "--minutes, --regret, --no-trials: are of --suite population"),
+        (["--suite", "population,core"], "--suite population,core: a population has a file of its own"),
+        (["--suite", "population", "--against", "torch"], "--against: calls are measured against torch"),
+        (["--suite", "core", "--minutes", "3"], "--minutes, --regret, --no-trials: are of --calls and --suite population"),
+        (["--problem", "kb61", "--no-trials"], "--minutes, --regret, --no-trials: are of --calls and --suite population"),
+        (["--problem", "kb61", "--regret", "3"], "--minutes, --regret, --no-trials: are of --calls and --suite population"),
     ],
 )
 def test_words_that_do_not_go_together(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

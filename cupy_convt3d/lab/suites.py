@@ -88,6 +88,23 @@ _FEW_CHANNELS = {
     "few_3to3_k5": Problem(4, 3, 3, (64, 64, 64), (5, 5, 5), (1, 1, 1), (2, 2, 2)),
 }
 
+# Layers as networks have them on which no configuration was searched: odd rows, few voxels, short rows, odd channels, flat kernels.
+_ORDINARY = {
+    "odd_rows_k3": Problem(8, 48, 96, (16, 40, 40), (3, 3, 3), (2, 2, 2), (1, 1, 1)),
+    "odd_rows_k5": Problem(8, 24, 48, (24, 24, 24), (5, 5, 5), (2, 2, 2), (2, 2, 2)),
+    "odd_rows_few_in": Problem(64, 3, 24, (12, 28, 28), (3, 3, 3), (2, 2, 2), (1, 1, 1)),
+    "few_voxels_k4": Problem(16, 384, 192, (4, 4, 4), (4, 4, 4), (2, 2, 2), (1, 1, 1)),
+    "few_voxels_1024": Problem(4, 1024, 256, (2, 2, 2), (4, 4, 4), (2, 2, 2), (1, 1, 1)),
+    "latent_1x1x1": Problem(32, 256, 384, (1, 1, 1), (4, 4, 4)),
+    "short_rows": Problem(2, 320, 256, (20, 20, 3), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1)),
+    "kernel_1": Problem(4, 12, 2, (40, 40, 40), (1, 1, 1)),
+    "patch_244": Problem(1, 256, 4, (8, 120, 240), (2, 4, 4), (2, 4, 4)),
+    "depthwise_k5": Problem(2, 96, 96, (40, 48, 40), (5, 5, 5), (2, 2, 2), (2, 2, 2), groups=96),
+    "odd_channels": Problem(2, 100, 50, (30, 30, 30), (4, 4, 4), (2, 2, 2), (1, 1, 1)),
+    "mri_k2": Problem(1, 72, 40, (46, 55, 46), (2, 2, 2), (2, 2, 2)),
+    "video_144": Problem(2, 128, 64, (8, 32, 32), (3, 4, 4), (1, 2, 2), (1, 1, 1)),
+}
+
 SUITES: dict[str, dict[str, Problem]] = {
     "kernelbench": _KERNELBENCH,
     "layers": _LAYERS,
@@ -96,12 +113,13 @@ SUITES: dict[str, dict[str, Problem]] = {
     "swinunetr": _SWINUNETR,
     "psmnet": _PSMNET,
     "few_channels": _FEW_CHANNELS,
+    "ordinary": _ORDINARY,
     "named": {**_KERNELBENCH, **_LAYERS, **_DEPTHWISE, **_NNUNET, **_SWINUNETR, **_PSMNET},
 }
 
 
 def suite(name: str) -> dict[str, Problem]:
-    """Return the problems of a suite by their names; "core" has the eleven that summaries are given for, "named" all but "few_channels".
+    """Return the problems of a suite by their names; "core" has the eleven that summaries are given for, "named" all but "few_channels" and "ordinary".
 
     Raises:
         ProblemError: there is no such suite.

@@ -1,4 +1,4 @@
-"""`convt3d bench --suite population`: auto as a user calls it, and our kernels apart, against torch over drawn layers, as JSON."""
+"""`convt3d bench --calls`: auto as a user calls it, and our kernels apart, against torch over drawn or named layers, as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...backends.base import Backend
 from ...dtypes import DTYPES
 from ...errors import BackendError, ProblemError
 from ...kernel import Kernel
-from ...problem import LAYOUTS
+from ...problem import LAYOUTS, Problem
 from ...registry import kernels as registered
 from ...registry import revise
 from ...tuning import LIBRARY, configured, user_path
@@ -52,6 +52,7 @@ class Survey:
         minutes: after so long nothing new is begun; None: no limit.
         trials: whether auto's first call times its rivals, as it does under `cudnn.benchmark` (`trials`); else it goes by the database
             and by predictions alone.
+        problems: named layers in place of drawn ones.
     """
 
     seed: int = 0
@@ -63,6 +64,14 @@ class Survey:
     regret: int = 0
     minutes: float | None = None
     trials: bool = True
+    problems: Mapping[str, Problem] | None = None
+
+    @property
+    def layers(self) -> list[Layer]:
+        """Return what is measured, in order."""
+        if self.problems is None:
+            return population(self.seed, self.count)
+        return [Layer(name, "named", problem) for name, problem in self.problems.items()]
 
 
 def survey(
@@ -76,7 +85,7 @@ def survey(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
-    """Measure a population and return its results, the content of the JSON file.
+    """Measure calls and return their results, the content of the JSON file.
 
     Args:
         plan: what is measured.
@@ -131,8 +140,8 @@ class _Run:
         self.on_host = backend.name == "host"
         self.bench = Bench(backend, budget_ms or (20.0 if self.on_host else 60.0), against=())
         if self.bench.torch is None:
-            raise BackendError("suite='population': measures calls on torch tensors, and there is no torch that has the device")
-        self.layers = population(plan.seed, plan.count)
+            raise BackendError("calls are measured on torch tensors, and there is no torch that has the device")
+        self.layers = plan.layers
         self.flop_limit = flop_limit
         self.problems = {one.name: scaled_down(one.problem, flop_limit) if self.on_host else one.problem for one in self.layers}
         self.started = clock()
@@ -146,7 +155,8 @@ class _Run:
         """Return the file's content, or that of a run in which nothing has been measured."""
         plan = self.plan
         kernels = plan.kernels if isinstance(plan.kernels, str) else [kernel.name for kernel in plan.kernels]
-        what = {"seed": plan.seed, "kernels": kernels, "scaled_down": self.on_host, "trials": plan.trials}
+        seed = plan.seed if plan.problems is None else None
+        what = {"seed": seed, "kernels": kernels, "scaled_down": self.on_host, "trials": plan.trials}
         fresh: dict[str, Any] = {"format": FORMAT, "kind": "population"} | provenance(self.bench) | what
         fresh |= {"flop_limit": self.flop_limit if self.on_host else None, "budget_ms": self.bench.budget_ms, "ceilings": None}
         fresh["tf32"] = {precision: tf32_state(self.bench, precision) for precision in plan.precisions}
@@ -270,7 +280,7 @@ class _Run:
 
     def _save(self) -> None:
         self.data |= {
-            "count": self.plan.count,
+            "count": len(self.layers),
             "layers": {one.name: {"family": one.family, "problem": str(self.problems[one.name])} for one in self.layers},
             "rows": [{**asdict(row), "wrong": row.wrong} for row in self.rows],
             "summary": summary(self.rows),

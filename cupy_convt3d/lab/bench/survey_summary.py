@@ -167,7 +167,8 @@ def _over(above: float | None, below: float | None) -> float | None:
 
 def print_head(console: Console, data: Mapping[str, Any]) -> None:
     machine, ceilings = data["machine"], data["ceilings"]
-    _say(console, f"{machine['device']}, {machine['backend']}; population of seed {data['seed']}, against torch")
+    layers = "named layers" if data["seed"] is None else f"population of seed {data['seed']}"
+    _say(console, f"{machine['device']}, {machine['backend']}; {layers}, against torch")
     if data["scaled_down"]:
         _say(console, f"Layers scaled down to {data['flop_limit'] / 1e6:.3g} MFLOP: these times say nothing of a GPU.")
     elif ceilings is not None:
