@@ -262,7 +262,7 @@ def test_regret_against_a_search(tmp_path: Path, fake_clock: None) -> None:
 
 def test_without_torch_there_is_nothing_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cupy_convt3d.lab.bench.measure.torch_module", lambda backend: None)
-    with pytest.raises(BackendError, match="measures calls on torch tensors"):
+    with pytest.raises(BackendError, match="calls are measured on torch tensors"):
         run(None, Survey(0, 1))
 
 
