@@ -16,7 +16,7 @@ import torch  # noqa: E402
 from .choice import check_options  # noqa: E402
 from .ops import load_torch_layer  # noqa: E402
 from .packs import PackedWeight  # noqa: E402
-from .torch_layer import TorchsOwn, conv_transpose3d, described  # noqa: E402
+from .torch_layer import TorchsOwn, conv_transpose3d, described, is_eager  # noqa: E402
 
 __all__ = ["Conversion", "ConvTranspose3d", "Frozen", "convert", "freeze", "revert"]
 
@@ -71,10 +71,8 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
             ProblemError, KernelError, BackendError: as `cupy_convt3d.conv_transpose3d`.
         """
         output_padding: Any = self.output_padding
-        own, known = self._own, None
-        if own is not None and output_size is None:
-            known = described(input, self.algorithm, self.backend)
-        if known is not None and own is not None and known == own.last:
+        own = self._own if output_size is None and is_eager(input) else None
+        if own is not None and own.last is not None and own.last == described(input, self.algorithm, self.backend):
             geometry = (self.stride, self.padding, output_padding, self.groups, self.dilation)
             return torch.nn.functional.conv_transpose3d(input, self.weight, self.bias, *geometry)
         if output_size is not None:
@@ -82,9 +80,8 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
             output_padding = tuple(self._output_padding(input, list(output_size), *sizes))  # type: ignore[arg-type]
         packed = self._packed if isinstance(input, torch.Tensor) else None  # nothing for a symbolic trace to hold
         geometry = (self.stride, self.padding, output_padding, self.groups, self.dilation)
-        noted = None if own is None or known is None else (own, known)
         return conv_transpose3d(
-            input, self.weight, self.bias, *geometry, algorithm=self.algorithm, backend=self.backend, packed=packed, own=noted
+            input, self.weight, self.bias, *geometry, algorithm=self.algorithm, backend=self.backend, packed=packed, own=own
         )
 
 

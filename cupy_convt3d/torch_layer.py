@@ -106,6 +106,9 @@ class TorchsOwn:
     """Remembers a module's last call that was torch's own: one like it then costs the host what torch's module costs.
 
     It looks at the input and the settings alone. That is enough: torch's operator is right for any weight.
+
+    Attributes:
+        last: what that call is known by; None: the last call was not torch's own.
     """
 
     def __init__(self) -> None:
@@ -115,10 +118,13 @@ class TorchsOwn:
         return TorchsOwn, ()
 
 
-def described(input: Any, *settings: Any) -> tuple[Any, ...] | None:
-    """Return what `TorchsOwn` knows a call by; None where a trace or a transform has to see it."""
-    if type(input) not in PLAIN_TYPES or _is_compiling() or _is_tracing() or _are_transforms_active():
-        return None
+def is_eager(input: Any) -> bool:
+    """Whether neither a trace nor a transform has to see a module's call."""
+    return type(input) in PLAIN_TYPES and not (_is_compiling() or _is_tracing() or _are_transforms_active())
+
+
+def described(input: torch.Tensor, *settings: Any) -> tuple[Any, ...]:
+    """Return what `TorchsOwn` knows a call by."""
     shape, layout, recorded = input.shape, input.stride(), _is_grad_enabled()
     return (
         *(shape, layout, input.dtype, input.device, recorded, _is_any_autocast_enabled(), _fp32_precision("cuda", "conv")),
@@ -140,13 +146,13 @@ def conv_transpose3d(
     fp32_precision: str | None = None,
     backend: str | None = None,
     packed: PackedWeight | None = None,
-    own: tuple[TorchsOwn, Any] | None = None,
+    own: TorchsOwn | None = None,
 ) -> torch.Tensor:
     """`cupy_convt3d.conv_transpose3d` on torch tensors, differentiable; see there for arguments and errors.
 
     Args:
         packed: keeps the packed weight of calls that record no gradient.
-        own: where it is noted that the call was torch's own, and what it is known by.
+        own: where it is noted whether the call was torch's own.
     """
     algorithm = algorithm_name(algorithm)
     settings = (algorithm, fp32_precision, backend)
@@ -158,7 +164,7 @@ def conv_transpose3d(
             key = (
                 *(input.shape, input.stride(), input.dtype, input.device),
                 *(weight.shape, weight.stride(), weight.dtype, weight.device),
-                None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device),
+                None if bias is None else (type(bias), bias.shape, bias.stride(), bias.dtype, bias.device, bias.is_neg()),
                 *(stride, padding, output_padding, groups, dilation, settings, packed is None),
                 _is_grad_enabled() and (input.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad),
                 _is_any_autocast_enabled() and _autocast_dtype(input),
@@ -170,11 +176,11 @@ def conv_transpose3d(
         except (AttributeError, RuntimeError, TypeError):  # no tensor for a bias, no strides, a list of sizes
             key = route = None
         if route is not None:
+            if own is not None:
+                own.last = described(input, algorithm, backend) if route.plan is None else None
             if route.plan is None:
-                if own is not None:
-                    own[0].last = own[1]
                 return torch.nn.functional.conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-            if is_plain(input, weight, bias):
+            if not (input.is_neg() or weight.is_neg() or torch._C._len_torch_dispatch_stack()):
                 return _compute(route, input, weight, bias, packed)
     geometry = geometry_of(stride, padding, output_padding, groups, dilation)
     return _first(key, input, weight, bias, Call("fprop", None, geometry, settings), packed)

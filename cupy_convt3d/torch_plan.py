@@ -6,6 +6,7 @@ and several threads and streams may use one plan.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -28,6 +29,8 @@ from .problem import Problem, Triple
 
 Geometry = tuple[Triple, Triple, Triple, int, Triple]  # stride, padding, output_padding, groups, dilation
 Settings = tuple[Any, str | None, str | None]  # algorithm, fp32_precision, backend
+
+ALIGNMENT = 512  # bytes, of what torch's allocator for CUDA returns
 
 is_benchmarking = torch._C._get_cudnn_benchmark  # `torch.backends.cudnn.benchmark`, sooner
 _user_kernels: WeakValueDictionary[str, Kernel] = WeakValueDictionary()
@@ -318,10 +321,12 @@ class _KernelPlan(PassPlan):
         self._device = first.device.index if first.device.kind == "cuda" else None
         self._backend = backend_for(choice.backend, first.device.index)
         self._prepared = Prepared(self._backend, kernel, choice.problem or problem, choice.instance, refs)
-        self._workspace = tuple(self._prepared.workspace.items())
+        # All workspaces in one piece of memory, each at the alignment of an allocation of its own.
+        ends = tuple(itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in self._prepared.workspace.values()))
+        *self._starts, self._workspace_bytes = (0, *ends)
         self.packs = bool(self._prepared.packs)
         allocated = [kernel.written, *copied]  # a result that goes through a copy is there twice
-        self.memory_bytes = sum(math.prod(refs[name].shape) for name in allocated) * itemsize + sum(self._prepared.workspace.values())
+        self.memory_bytes = sum(math.prod(refs[name].shape) for name in allocated) * itemsize + self._workspace_bytes
         self._names = (*arrays, kernel.written, *self._prepared.workspace)
 
     def __call__(
@@ -341,22 +346,31 @@ class _KernelPlan(PassPlan):
         written = first.new_empty_strided(self._written.shape, self._written.strides)
         # Asked for at every call: a kept stream is not the one that a CUDA graph captures.
         stream = 0 if self._device is None else torch._C._cuda_getCurrentRawStream(self._device)
-        if packed is not None and self._prepared.packs and not self._backend.is_capturing(stream):
-            kept = packed.find(second, self, stream, self._device)
-        else:
-            packed, kept = None, {}
-        # The allocator hands a workspace out again only to work queued after these launches.
-        workspaces = [kept[name] if name in kept else first.new_empty(size, dtype=torch.uint8) for name, size in self._workspace]
-        addresses = [tensor.data_ptr() for tensor in (*operands, written, *workspaces)]
+        addresses = [tensor.data_ptr() for tensor in (*operands, written)]
         if self._device is None or 0 in addresses:  # a GPU's own check would take as long as the rest of the call
             self._check(operands)
-        self._prepared.launch(dict(zip(self._names, addresses, strict=True)), stream, packed=bool(kept))
-        if packed is not None and not kept:
-            made = dict(zip(self._prepared.workspace, workspaces, strict=True))
-            packed.keep(second, self, stream, {name: made[name] for name in self._prepared.packs})
+        if packed is not None and self._prepared.packs and not self._backend.is_capturing(stream):
+            self._launch_keeping(packed, second, first, addresses, stream)
+        else:
+            if self._starts:
+                # The allocator hands the memory out again only to work queued after these launches.
+                workspace = first.new_empty(self._workspace_bytes, dtype=torch.uint8)
+                base = workspace.data_ptr()
+                addresses += [base + start for start in self._starts]
+            self._prepared.launch(dict(zip(self._names, addresses, strict=True)), stream)
         if self._written is self._result:
             return written
         return written.new_empty_strided(self._result.shape, self._result.strides).copy_(written)
+
+    def _launch_keeping(self, packed: PackedWeight, weight: torch.Tensor, first: torch.Tensor, addresses: list[int], stream: int) -> None:
+        """Launch with the workspaces that are kept, or keep those that are made."""
+        kept = packed.find(weight, self, stream, self._device)
+        sizes = self._prepared.workspace
+        made = {name: kept[name] if name in kept else first.new_empty(size, dtype=torch.uint8) for name, size in sizes.items()}
+        addresses += [workspace.data_ptr() for workspace in made.values()]
+        self._prepared.launch(dict(zip(self._names, addresses, strict=True)), stream, packed=bool(kept))
+        if not kept:
+            packed.keep(weight, self, stream, {name: made[name] for name in self._prepared.packs})
 
     def _check(self, operands: Sequence[torch.Tensor]) -> None:
         for name, tensor in zip(self._names, operands, strict=False):

@@ -11,12 +11,14 @@ from ..errors import BackendError, LaunchError
 from ..kernel import PlannedLaunch
 from ..source import Instance
 from .base import Arguments, Backend, Module, Packed, Step
-from .dependent import launch_beside
+from .launch import launch
 from .nvrtc import _nvrtc, compile_cubin, log_attributes, version
 
 FLUSH_BYTES = 256 << 20  # several times any L2
 MOST_WRITES = 16  # of these bytes before a timed call
 _DEFAULT_SHARED_LIMIT = 48 << 10  # more dynamic shared memory has to be asked for
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_GRAPHS_TAKE_LAUNCHES_BESIDE = 12030  # this driver's and newer ones'
 
 
 def available() -> bool:
@@ -37,9 +39,10 @@ class CudaModule(Module):
 
         cubin, log = compile_cubin(instance, arch)
         self._name = str(instance)
-        self._begins_beside = architecture.runs_on("sm_90", arch)  # older GPUs run one launch after the other
         self._log_attributes = log_attributes(log)
-        self._driver, self._runtime, self._launch_kernel = cupy.cuda.driver, cupy.cuda.runtime, cupy.cuda.driver.launchKernel
+        self._driver, self._runtime = cupy.cuda.driver, cupy.cuda.runtime
+        self._overlaps = architecture.runs_on("sm_90", arch)  # older GPUs run one launch after the other
+        self._overlaps_in_graphs = self._runtime.driverGetVersion() >= _GRAPHS_TAKE_LAUNCHES_BESIDE
         self._device = cupy.cuda.Device(device)
         with scratch.directory() as directory, self._device:
             path = Path(directory) / "kernel.cubin"
@@ -55,31 +58,25 @@ class CudaModule(Module):
     def launch(
         self, launch: PlannedLaunch, arguments: Arguments, stream: int, seed: int = 0, beside: Packed | None = None
     ) -> None:
-        with self._device:
-            self._launch(launch, arguments, stream, beside is not None)
+        self.launch_all((Step(launch, arguments, beside),), {}, stream, seed)  # type: ignore[arg-type]
 
     def launch_all(self, steps: Sequence[Step], addresses: Mapping[str, int], stream: int, seed: int) -> None:
-        with self._device:  # once for all
-            for launch, arguments, beside in steps:
-                self._launch(launch, arguments, stream, beside is not None)
-
-    def _launch(self, launch: PlannedLaunch, arguments: Arguments, stream: int, beside: bool) -> None:
-        symbol = launch.symbol
-        for attempt in (1, 2):
-            try:
-                if launch.shared_bytes > self._shared_limits[symbol]:
-                    self._functions[symbol].max_dynamic_shared_size_bytes = launch.shared_bytes
-                    self._shared_limits[symbol] = launch.shared_bytes
-                # Graphs take such launches from CUDA 12.3 on.
-                if beside and self._begins_beside and not self._runtime.streamIsCapturing(stream):
-                    return launch_beside(self._pointers[symbol], launch, stream, arguments)
-                return self._launch_kernel(
-                    self._pointers[symbol], *launch.grid, *launch.block, launch.shared_bytes, stream, arguments.address, 0
-                )
-            except self._driver.CUDADriverError as error:
-                if attempt == 2 or "INVALID_CONTEXT" not in str(error):
-                    raise LaunchError(f"{self._name}: {symbol} grid {launch.grid} block {launch.block}: {error}") from None
+        if self._runtime.getDevice() != self._device.id:
+            with self._device:
+                return self.launch_all(steps, addresses, stream, seed)
+        overlaps = self._overlaps and (self._overlaps_in_graphs or not self._runtime.streamIsCapturing(stream))
+        for planned, arguments, beside in steps:
+            symbol = planned.symbol
+            if planned.shared_bytes > self._shared_limits[symbol]:
+                self._functions[symbol].max_dynamic_shared_size_bytes = planned.shared_bytes
+                self._shared_limits[symbol] = planned.shared_bytes
+            how = (self._pointers[symbol], planned, stream, arguments, overlaps and beside is not None)
+            code = launch(*how)
+            if code == _INVALID_CONTEXT:
                 self._runtime.free(0)  # a thread that has not used this GPU yet has no context: now it has
+                code = launch(*how)
+            if code:
+                raise LaunchError(f"{self._name}: {symbol} grid {planned.grid} block {planned.block}: {self._driver.CUDADriverError(code)}")
 
     def attributes(self, symbol: str) -> dict[str, int]:
         function = self._functions[symbol]

@@ -1,4 +1,4 @@
-"""Launches that may begin before the one before them has ended; CuPy has no call for them.
+"""Launches, also such as may begin before the one before them has ended: CuPy has no call for those.
 
 CUDA Driver API, "Execution Control": `cuLaunchKernelEx` and the attribute of programmatic stream serialization.
 """
@@ -10,7 +10,6 @@ import os
 from functools import lru_cache
 from typing import Any
 
-from ..errors import LaunchError
 from ..kernel import PlannedLaunch
 from .base import Arguments
 
@@ -43,15 +42,14 @@ def _launch_kernel() -> Any:
     return function
 
 
-def launch_beside(function: int, launch: PlannedLaunch, stream: int, arguments: Arguments) -> None:
-    """Launch a function that may begin as soon as all blocks of the launch before it allow it, or have ended.
+def launch(function: int, launch: PlannedLaunch, stream: int, arguments: Arguments, beside: bool) -> int:
+    """Launch a function and return the driver's code, 0 for success.
 
-    Raises:
-        LaunchError: the driver's code.
+    Args:
+        beside: it may begin as soon as all blocks of the launch before it allow it, or have ended.
     """
     config = arguments.config
     if config is None:  # the arguments of one launch: who sets them holds a lock
-        config = arguments.config = _Config(launch.grid, launch.block, launch.shared_bytes, stream, ctypes.pointer(_ATTRIBUTE), 1)
-    config.stream = stream
-    if code := _launch_kernel()(config, function, arguments.address, None):
-        raise LaunchError(f"{launch.symbol} grid {launch.grid} block {launch.block}: cuLaunchKernelEx failed with CUDA error {code}")
+        config = arguments.config = _Config(launch.grid, launch.block, launch.shared_bytes, stream, ctypes.pointer(_ATTRIBUTE), 0)
+    config.stream, config.count = stream, beside
+    return int(_launch_kernel()(config, function, arguments.address, None))
