@@ -1,10 +1,11 @@
 """Measures what a call costs besides the kernel, and the memory it takes, against torch's own functional and module, on a GPU.
 
-    python benchmarks/torch_overhead.py [RESULT.json [overhead_us,small_problems_us,peak_bytes]]
+    python benchmarks/torch_overhead.py [RESULT.json [overhead_us,in_a_model_us,small_problems_us,peak_bytes]]
 
-Overhead: host time of one call on a tiny problem, over many calls queued without a wait. Small problems: the time of a call until the
-GPU is done, with what `algorithm="auto"` takes and with torch's own operator. Memory: the peak of a forward and backward pass above what
-is allocated before it. All as medians, written with the machine, the versions and the commit.
+Overhead: host time of one call on a tiny problem, over many calls queued without a wait. In a model: of one forward of a layer that
+auto takes a kernel for, with a training step of other layers before each, which leaves the caches cold. Small problems: the time of a
+call until the GPU is done, with what `algorithm="auto"` takes and with torch's own operator. Memory: the peak of a forward and backward
+pass above what is allocated before it. All as medians, written with the machine, the versions and the commit.
 """
 
 from __future__ import annotations
@@ -150,6 +151,36 @@ def overheads() -> dict[str, dict[str, float]]:
     return found
 
 
+def in_a_model() -> dict[str, dict[str, float]]:
+    """Time forwards of torch's layer and ours, recorded and not, in turn, each behind a training step of convolutions, norms and ReLUs."""
+    blocks = [(torch.nn.Conv3d(16, 16, 3, padding=1), torch.nn.BatchNorm3d(16), torch.nn.ReLU()) for _ in range(6)]
+    others = torch.nn.Sequential(*(layer for block in blocks for layer in block)).cuda()
+    optimizer, volume = torch.optim.SGD(others.parameters(), lr=1e-6), torch.randn(1, 16, 16, 16, 16, device="cuda")
+    x = torch.randn(2, 128, 24, 24, 24, device="cuda")
+    layers = {"torch": torch.nn.ConvTranspose3d(128, 64, 4, 2, 1).cuda(), "auto": ct.nn.ConvTranspose3d(128, 64, 4, 2, 1).cuda()}
+    found = {}
+    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    for precision in ("tf32", "bf16"):
+        torch.backends.cudnn.conv.fp32_precision = "tf32"
+        context = partial(torch.autocast, "cuda", torch.bfloat16) if precision == "bf16" else nullcontext
+        times: dict[str, list[float]] = {f"{way}: {name}, {precision}": [] for way in ("recorded", "alone") for name in layers}
+        for number in range(5 + REPEATS * 5):
+            for label in times if number % 2 else reversed(times):
+                way, name = label.split(",")[0].split(": ")
+                optimizer.zero_grad()
+                others(volume).square().mean().backward()
+                optimizer.step()
+                torch.cuda.synchronize()
+                with torch.set_grad_enabled(way == "recorded"), context():
+                    start = time.perf_counter()
+                    layers[name](x)
+                    times[label].append((time.perf_counter() - start) * 1e6)
+        kept = {label: own[5:] for label, own in times.items()}
+        found |= {label: {"median": statistics.median(own), "low": min(own), "high": max(own)} for label, own in kept.items()}
+    torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.benchmark = "ieee", benchmark
+    return found
+
+
 def peak_bytes(module: Any, x: torch.Tensor) -> int:
     """Return the most memory that a forward and backward pass takes above what is there before it."""
 
@@ -187,12 +218,12 @@ def main() -> None:
         raise SystemExit("torch_overhead: needs a CUDA GPU")
     torch.backends.cudnn.conv.fp32_precision = "ieee"
     path = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "results" / "torch-overhead.json")
-    parts = {"overhead_us": overheads, "small_problems_us": small_problems, "peak_bytes": memory}
+    parts = {"overhead_us": overheads, "in_a_model_us": in_a_model, "small_problems_us": small_problems, "peak_bytes": memory}
     chosen = sys.argv[2].split(",") if len(sys.argv) > 2 else list(parts)
     result: dict[str, Any] = {"provenance": provenance(Bench(CudaBackend()))} | {name: {} for name in parts}
     result |= {name: parts[name]() for name in chosen}
     write_json(path, result)
-    for name, times in result["overhead_us"].items():
+    for name, times in (result["overhead_us"] | result["in_a_model_us"]).items():
         print(f"{name:60s} {times['median']:7.1f} us  ({times['low']:.1f} to {times['high']:.1f})")
     for name, times in result["small_problems_us"].items():
         print(f"{name:40s} " + ", ".join(f"{who} {t if isinstance(t, bool) else format(t, '.1f')}" for who, t in times.items()))

@@ -118,12 +118,16 @@ class Automatic:
     @property
     def left_to_torch(self) -> str | None:
         """Why torch's own operator takes the call where it can be had; None where the kernel is the quicker."""
+        return self.why_torch(0.0)
+
+    def why_torch(self, margin_ms: float) -> str | None:
+        """Return why torch's own operator takes the call unless the kernel is quicker by more than a margin; None where it is."""
         if self.launch_bound:
             return "queueing torch's operator costs the host no more than queueing a kernel"
         if self.tuned is not None:
             if self.tuned.library_ms is None:
                 return "torch's operator was not measured beside the kernel"
-            if self.tuned.library_ms < self.tuned.elapsed_ms:
+            if self.tuned.library_ms < self.tuned.elapsed_ms + margin_ms:
                 return f"measured at {self.tuned.library_ms:.4g} ms"
             return None
         if self.library is None or not self.candidates or self.candidates[0].ms is None:
@@ -131,7 +135,7 @@ class Automatic:
         if not self.candidates[0].swept:
             return "no measurement of this kernel says that it is quicker: `convt3d calibrate` makes some"
         expected, low = self.library
-        if self.candidates[0].ms >= low:
+        if self.candidates[0].ms + margin_ms >= low:
             return f"predicted at {expected:.4g} ms, and at {low:.4g} ms if it is quick for its kind"
         return None
 
@@ -210,8 +214,13 @@ def decide(
     fp32_precision: str | None,
     backend: str | None,
     packed: bool = False,
+    margin_ms: float = 0.0,
 ) -> Choice:
-    """Return who computes a pass on these arrays; `packed`: the packed weight is kept, so that packing is not in the time.
+    """Return who computes a pass on these arrays.
+
+    Args:
+        packed: the packed weight is kept, so that packing is not in the time.
+        margin_ms: what a kernel has to save to be taken in place of torch's operator.
 
     Raises:
         ProblemError, KernelError, BackendError: as `conv_transpose3d`.
@@ -248,7 +257,7 @@ def decide(
             question = Question(runs_on.device_name, pass_name, precision, layout)
             rivals = (Choice(one.kernel, one.instance, where, fp32, as_given(one.kernel, one.instance)) for one in taken.rivals)
             trial = Trial(question, given, (torchs, *rivals))
-        if may_be_torchs and taken.left_to_torch:
+        if may_be_torchs and taken.why_torch(margin_ms):
             return replace(torchs, trial=trial)
         assert taken.kernel is not None
         return Choice(taken.kernel, taken.instance, where, fp32, as_given(taken.kernel, taken.instance), trial)

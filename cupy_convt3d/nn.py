@@ -16,7 +16,8 @@ import torch  # noqa: E402
 from .choice import check_options  # noqa: E402
 from .ops import load_torch_layer  # noqa: E402
 from .packs import PackedWeight  # noqa: E402
-from .torch_layer import TorchsOwn, conv_transpose3d, described, is_eager  # noqa: E402
+from .torch_layer import TorchsOwn, conv_transpose3d, described, in_eager_mode, is_eager  # noqa: E402
+from .torch_plan import algorithm_name  # noqa: E402
 
 __all__ = ["Conversion", "ConvTranspose3d", "Frozen", "convert", "freeze", "revert"]
 
@@ -70,18 +71,21 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
             ValueError: no output padding gives `output_size`.
             ProblemError, KernelError, BackendError: as `cupy_convt3d.conv_transpose3d`.
         """
+        own = self._own
+        if output_size is None and own is not None and is_eager(input):
+            geometry: Any = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+            settings = (algorithm_name(self.algorithm), None, self.backend)
+            if own.last is not None and own.last == described(input, *settings):
+                return torch.nn.functional.conv_transpose3d(input, self.weight, self.bias, *geometry)
+            return in_eager_mode(input, self.weight, self.bias, geometry, settings, self._packed, own)
         output_padding: Any = self.output_padding
-        own = self._own if output_size is None and is_eager(input) else None
-        if own is not None and own.last is not None and own.last == described(input, self.algorithm, self.backend):
-            geometry = (self.stride, self.padding, output_padding, self.groups, self.dilation)
-            return torch.nn.functional.conv_transpose3d(input, self.weight, self.bias, *geometry)
         if output_size is not None:
             sizes = (self.stride, self.padding, self.kernel_size, 3, self.dilation)
             output_padding = tuple(self._output_padding(input, list(output_size), *sizes))  # type: ignore[arg-type]
         packed = self._packed if isinstance(input, torch.Tensor) else None  # nothing for a symbolic trace to hold
         geometry = (self.stride, self.padding, output_padding, self.groups, self.dilation)
         return conv_transpose3d(
-            input, self.weight, self.bias, *geometry, algorithm=self.algorithm, backend=self.backend, packed=packed, own=own
+            input, self.weight, self.bias, *geometry, algorithm=self.algorithm, backend=self.backend, packed=packed
         )
 
 

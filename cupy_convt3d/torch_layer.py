@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import registry
@@ -32,9 +33,20 @@ from .torch_op import (
     save_operands,
     without_subclass,
 )
-from .torch_plan import PassPlan, algorithm_name, is_benchmarking, layer_gradients, leaves_to_torch, make_plan, passes_of
+from .torch_plan import (
+    PassPlan,
+    Settings,
+    algorithm_name,
+    is_benchmarking,
+    layer_gradients,
+    leaves_to_torch,
+    make_plan,
+    passes_of,
+)
 
 __all__ = ["conv_transpose3d", "conv_transpose3d_grad_input", "conv_transpose3d_grad_weight"]
+
+RECORDING_MS = 0.05  # what a forward of ours below torch's autograd costs the host beyond torch's own (docs/benchmarking.md)
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 # Looked up once: each way through a module of torch's takes time in every call.
@@ -146,44 +158,59 @@ def conv_transpose3d(
     fp32_precision: str | None = None,
     backend: str | None = None,
     packed: PackedWeight | None = None,
-    own: TorchsOwn | None = None,
 ) -> torch.Tensor:
     """`cupy_convt3d.conv_transpose3d` on torch tensors, differentiable; see there for arguments and errors.
 
     Args:
         packed: keeps the packed weight of calls that record no gradient.
+    """
+    settings = (algorithm_name(algorithm), fp32_precision, backend)
+    if is_eager(input):
+        return in_eager_mode(input, weight, bias, (stride, padding, output_padding, groups, dilation), settings, packed)
+    call = Call("fprop", None, geometry_of(stride, padding, output_padding, groups, dilation), settings)
+    return _in_trace(input, weight, bias, call) if _is_compiling() or _is_tracing() else _first(None, input, weight, bias, call, packed)
+
+
+def in_eager_mode(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    geometry: tuple[Any, ...],
+    settings: Settings,
+    packed: PackedWeight | None,
+    own: TorchsOwn | None = None,
+) -> torch.Tensor:
+    """Compute a call that `is_eager`.
+
+    Args:
+        geometry: stride, padding, output_padding, groups, dilation.
+        packed: keeps the packed weight of calls that record no gradient.
         own: where it is noted whether the call was torch's own.
     """
-    algorithm = algorithm_name(algorithm)
-    settings = (algorithm, fp32_precision, backend)
-    if _is_compiling() or _is_tracing():
-        return _in_trace(input, weight, bias, Call("fprop", None, geometry_of(stride, padding, output_padding, groups, dilation), settings))
     key = None
-    if type(input) in PLAIN_TYPES and type(weight) in PLAIN_TYPES and not is_transformed():
+    if type(weight) in PLAIN_TYPES and forward_ad._current_level < 0:
         try:
+            dtype = input.dtype
             key = (
-                *(input.shape, input.stride(), input.dtype, input.device),
-                *(weight.shape, weight.stride(), weight.dtype, weight.device),
+                *(input.shape, input.stride(), dtype, input.device, weight.shape, weight.stride(), weight.dtype, weight.device),
                 None if bias is None else (type(bias), bias.shape, bias.stride(), bias.dtype, bias.device, bias.is_neg()),
-                *(stride, padding, output_padding, groups, dilation, settings, packed is None),
+                *(geometry, settings, packed is None),
                 _is_grad_enabled() and (input.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad),
                 _is_any_autocast_enabled() and _autocast_dtype(input),
-                _fp32_precision("cuda", "conv"),
-                is_benchmarking(),
-                registry.revision,
+                dtype is torch.float32 and _fp32_precision("cuda", "conv"),
+                *(is_benchmarking(), registry.revision),
             )
             route = plans.get(key)
         except (AttributeError, RuntimeError, TypeError):  # no tensor for a bias, no strides, a list of sizes
             key = route = None
         if route is not None:
             if own is not None:
-                own.last = described(input, algorithm, backend) if route.plan is None else None
+                own.last = described(input, *settings) if route.plan is None else None
             if route.plan is None:
-                return torch.nn.functional.conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+                return torch.nn.functional.conv_transpose3d(input, weight, bias, *geometry)
             if not (input.is_neg() or weight.is_neg() or torch._C._len_torch_dispatch_stack()):
                 return _compute(route, input, weight, bias, packed)
-    geometry = geometry_of(stride, padding, output_padding, groups, dilation)
-    return _first(key, input, weight, bias, Call("fprop", None, geometry, settings), packed)
+    return _first(key, input, weight, bias, Call("fprop", None, geometry_of(*geometry), settings), packed)
 
 
 def _first(key: Any, input: Any, weight: Any, bias: Any, call: Call, packed: PackedWeight | None) -> Any:
@@ -216,12 +243,14 @@ def _route(input: Any, weight: Any, bias: Any, call: Call, frozen: bool) -> Rout
     recorded, cast = any(needs), bool(_autocast_dtype(input))
     with torch.no_grad():
         volume, weight, bias = _cast_as_asked(input if input.dim() != 4 else input.unsqueeze(0), weight, bias)
-    plan = make_plan("fprop", volume, weight, bias, None, call.geometry, call.settings, frozen and not recorded)
     passes = passes_of(needs)[1:]
     by_torch = leaves_to_torch(passes, volume, weight, bias, call.geometry, call.settings)
+    torch_records = by_torch and bool(passes)
+    margin_ms = RECORDING_MS if torch_records else 0.0
+    plan = make_plan("fprop", volume, weight, bias, None, call.geometry, call.settings, frozen and not recorded, margin_ms)
     if by_torch and plan.is_torchs:
         return Route(call, None)
-    return Route(call, plan, _Forward(plan) if by_torch and passes else None, recorded, cast)
+    return Route(call, plan, _Forward(plan) if torch_records else None, recorded, cast)
 
 
 def _compute(route: Route, input: Any, weight: Any, bias: Any, packed: PackedWeight | None) -> Any:

@@ -242,14 +242,22 @@ def make_plan(
     geometry: Geometry,
     settings: Settings,
     frozen: bool,
+    margin_ms: float = 0.0,
 ) -> PassPlan:
+    """Return the plan of a pass on tensors like these.
+
+    Args:
+        first, second, shape, geometry, settings: as for `run`.
+        frozen: the packed weight is kept.
+        margin_ms: what a kernel has to save to be taken in place of torch's operator.
+    """
     given = dict(zip(TENSORS[pass_name], (first, second, bias), strict=False))
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None and name != TENSORS[pass_name][-1]}
     arrays = _arrays(tensors)
     check_alike(arrays)
     problem = problem_of(pass_name, tensors, shape, geometry)
     algorithm, fp32_precision, backend = settings
-    decided = decide(pass_name, problem, arrays, _algorithm(algorithm), fp32_precision, backend, packed=frozen)
+    decided = decide(pass_name, problem, arrays, _algorithm(algorithm), fp32_precision, backend, packed=frozen, margin_ms=margin_ms)
     layout = torch.channels_last_3d if keeps_channels_last(pass_name, first, second) else torch.contiguous_format
     shapes, written = problem.shapes(pass_name)
     result = TensorRef(0, shapes[written], torch.empty(shapes[written], device="meta", memory_format=layout).stride())
@@ -264,7 +272,7 @@ def make_plan(
         return _KernelPlan(choice.kernel, choice, problem, arrays, result, itemsize)
 
     if decided.trial is not None and problem.batch and trials.may_be_held(first):
-        winner = trials.hold(decided.trial, planned, (first, second, bias), packed=frozen)
+        winner = trials.hold(decided.trial, planned, (first, second, bias), packed=frozen, margin_ms=margin_ms)
         if winner is not None:
             return winner
     return planned(decided)
@@ -317,7 +325,9 @@ class _KernelPlan(PassPlan):
         refs |= {name: TensorRef(0, refs[name].shape, _row_major(refs[name].shape)) for name in copied}
         self.kernel: Kernel = kernel
         self._copied = tuple(name in copied for name in arrays) if copied else ()
+        self._adapts = not kernel.deterministic or self._live_weight is not None or bool(copied)
         self._result, self._written = result, refs[kernel.written]
+        self._memory = (self._written.shape, self._written.strides)
         self._device = first.device.index if first.device.kind == "cuda" else None
         self._backend = backend_for(choice.backend, first.device.index)
         self._prepared = Prepared(self._backend, kernel, choice.problem or problem, choice.instance, refs)
@@ -332,18 +342,10 @@ class _KernelPlan(PassPlan):
     def __call__(
         self, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None = None, packed: PackedWeight | None = None
     ) -> torch.Tensor:
-        if not self.kernel.deterministic:
-            _alert_not_deterministic(self.kernel)
-        weight = second
-        if self._live_weight is not None:
-            shape, strides, ahead = self._live_weight
-            weight = second.as_strided(shape, strides, second.storage_offset() + ahead)
-        operands = (first, weight) if bias is None else (first, weight, bias)
-        if self._copied:
-            self._check(operands)
-            pairs = zip(operands, self._copied, strict=True)
-            operands = tuple(tensor.contiguous() if copied else tensor for tensor, copied in pairs)
-        written = first.new_empty_strided(self._written.shape, self._written.strides)
+        operands = (first, second) if bias is None else (first, second, bias)
+        if self._adapts:
+            operands = self._adapted(operands)
+        written = first.new_empty_strided(*self._memory)
         # Asked for at every call: a kept stream is not the one that a CUDA graph captures.
         stream = 0 if self._device is None else torch._C._cuda_getCurrentRawStream(self._device)
         addresses = [tensor.data_ptr() for tensor in (*operands, written)]
@@ -354,7 +356,7 @@ class _KernelPlan(PassPlan):
         else:
             if self._starts:
                 # The allocator hands the memory out again only to work queued after these launches.
-                workspace = first.new_empty(self._workspace_bytes, dtype=torch.uint8)
+                workspace = first.new_empty_strided((self._workspace_bytes,), (1,), dtype=torch.uint8)
                 base = workspace.data_ptr()
                 addresses += [base + start for start in self._starts]
             self._prepared.launch(dict(zip(self._names, addresses, strict=True)), stream)
@@ -371,6 +373,20 @@ class _KernelPlan(PassPlan):
         self._prepared.launch(dict(zip(self._names, addresses, strict=True)), stream, packed=bool(kept))
         if not kept:
             packed.keep(weight, self, stream, {name: made[name] for name in self._prepared.packs})
+
+    def _adapted(self, operands: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Return the operands as the kernel takes them: the weight without dead taps, copies of what it takes no strides of."""
+        if not self.kernel.deterministic:
+            _alert_not_deterministic(self.kernel)
+        if self._live_weight is not None:
+            first, weight, *more = operands
+            shape, strides, ahead = self._live_weight
+            operands = (first, weight.as_strided(shape, strides, weight.storage_offset() + ahead), *more)
+        if self._copied:
+            self._check(operands)
+            pairs = zip(operands, self._copied, strict=True)
+            operands = tuple(tensor.contiguous() if copied else tensor for tensor, copied in pairs)
+        return operands
 
     def _check(self, operands: Sequence[torch.Tensor]) -> None:
         for name, tensor in zip(self._names, operands, strict=False):

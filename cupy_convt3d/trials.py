@@ -79,13 +79,14 @@ def may_be_held(tensor: Any) -> bool:
     )
 
 
-def hold(trial: Trial, planned: Callable[[Choice], P], operands: tuple[Any, Any, Any], *, packed: bool) -> P | None:
+def hold(trial: Trial, planned: Callable[[Choice], P], operands: tuple[Any, Any, Any], *, packed: bool, margin_ms: float = 0.0) -> P | None:
     """Time a trial's contestants and return the quickest one's plan; None where there was nothing to compare.
 
     Args:
         planned: makes a contestant's plan.
         operands: the call's tensors; the last is the bias, or None.
         packed: whether the packed weight is kept, so that packing is not in the time.
+        margin_ms: what a kernel has to save to be taken in place of torch's operator.
     """
     torch = sys.modules["torch"]
     device = operands[0].device
@@ -101,7 +102,7 @@ def hold(trial: Trial, planned: Callable[[Choice], P], operands: tuple[Any, Any,
     except torch.OutOfMemoryError:  # of what is not a contestant's own, or somebody else has taken the memory meanwhile
         return None
     tuning.remember(_entries(trial, times))
-    return plans[min(plans, key=lambda contestant: times[judged[contestant]])]
+    return plans[min(plans, key=lambda contestant: times[judged[contestant]] + (margin_ms if contestant.kernel is not None else 0.0))]
 
 
 def _able(

@@ -246,7 +246,8 @@ def test_a_module_that_knows_its_call_as_torchs_own_sees_every_change() -> None:
     assert ours._own.last is not None
     calls: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cupy_convt3d.nn.conv_transpose3d", lambda *_, **__: calls.append("ours"))
+        for name in ("conv_transpose3d", "in_eager_mode"):
+            patch.setattr(f"cupy_convt3d.nn.{name}", lambda *_, **__: calls.append("ours"))
         ours(x)
         assert calls == [], "known"
         for change in (lambda: ours(x[:1]), lambda: ours(x.double()), lambda: ours(x.transpose(2, 3)), lambda: ours(x, [6, 8, 10])):

@@ -21,6 +21,8 @@ from cupy_convt3d.source import Instance
 from cupy_convt3d.tuning import LIBRARY, Database
 
 torch = pytest.importorskip("torch")
+from cupy_convt3d.torch_layer import RECORDING_MS  # noqa: E402
+from cupy_convt3d.torch_plan import _KernelPlan  # noqa: E402
 
 LAYER = {"stride": 2, "padding": 1}
 OPERANDS = torch.linspace(-1, 1, 32 * 6 * 8 * 8).reshape(1, 32, 6, 8, 8), torch.linspace(-1, 1, 32 * 32 * 27).reshape(32, 32, 3, 3, 3)
@@ -102,6 +104,35 @@ def test_the_quickest_contestant_computes_from_then_on(clock: Clock, place: int,
     compute()
     assert ran == ([] if names[place] == LIBRARY else [names[place]]), "torch's own call is nothing of ours"
     assert len(clock.timed) == timed, "it is known"
+
+
+@pytest.mark.parametrize(("saved", "taken"), [(0.5, {"recorded": False, "alone": True}), (1.5, {"recorded": True, "alone": True})])
+@pytest.mark.parametrize("first", ["recorded", "alone"])
+def test_where_torch_records_a_kernel_has_to_save_what_it_costs_the_host(
+    clock: Clock, saved: float, taken: dict[str, bool], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both in the trial and by what is known from it."""
+    name, *_ = names = rivals()
+    clock.ms = {name: 1 - saved * RECORDING_MS}
+    input, weight = OPERANDS[0], OPERANDS[1].clone().requires_grad_()
+    ran: list[str] = []
+    run = _KernelPlan.__call__
+
+    def watched(plan: _KernelPlan, *operands: Any) -> Any:
+        ran.append(plan.kernel.name)
+        return run(plan, *operands)
+
+    for way in (first, *taken.keys() - {first}):
+        for _ in range(2):  # the first holds the trial
+            monkeypatch.setattr(_KernelPlan, "__call__", run)
+            with torch.set_grad_enabled(way == "recorded"):
+                ct.conv_transpose3d(input, weight, **LAYER)
+                monkeypatch.setattr(_KernelPlan, "__call__", watched)
+                ran.clear()
+                result = ct.conv_transpose3d(input, weight, **LAYER)
+            assert ran == ([name] if taken[way] else []), way
+            assert right(result.detach()) and (result.grad_fn is not None) == (way == "recorded")
+    assert set(remembered()) == {LIBRARY, *names} and rivals() == [], "one trial answers both"
 
 
 def test_a_frozen_weight_is_timed_as_it_is_used(clock: Clock) -> None:

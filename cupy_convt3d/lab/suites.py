@@ -119,7 +119,9 @@ SUITES: dict[str, dict[str, Problem]] = {
 
 
 def suite(name: str) -> dict[str, Problem]:
-    """Return the problems of a suite by their names; "core" has the eleven that summaries are given for, "named" all but "few_channels" and "ordinary".
+    """Return the problems of a suite by their names; "core" has the eleven that summaries are given for.
+
+    "named" has all but "few_channels" and "ordinary".
 
     Raises:
         ProblemError: there is no such suite.
