@@ -187,9 +187,9 @@ def test_only_frozen_modules_leave_packing_out_of_the_time(monkeypatch: pytest.M
     asked: list[bool] = []
     decide = torch_plan.decide
 
-    def spy(*arguments: Any, packed: bool = False) -> Any:
+    def spy(*arguments: Any, packed: bool = False, **more: Any) -> Any:
         asked.extend([packed] * (arguments[0] == "fprop"))
-        return decide(*arguments, packed=packed)
+        return decide(*arguments, packed=packed, **more)
 
     monkeypatch.setattr(torch_plan, "decide", spy)
     x, layer = module("auto")
