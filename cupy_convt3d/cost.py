@@ -194,6 +194,7 @@ def kernel_terms(kernel: Kernel, problem: Problem, instance: str, layout: str, c
         "odd_rows": writes * odd_rows,
         "odd_volumes": reads * odd_volumes,
         "short_rows": writes * (not last) * 8 / min(64, problem.output_size[2]),
+        "wide_strides": writes * (not last) * max(0, problem.stride[2] - 2),
         "output_last": writes * last,
         "input_last": reads * last,
         "odd_out_channels": writes * (last and names["out_channels_per_group"] % vector != 0),
