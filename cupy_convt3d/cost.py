@@ -285,7 +285,7 @@ def _names(text: str) -> frozenset[str]:
 TERMS = {  # the names that a file may have
     "kernel": _names(
         "call launches products block_products steps block_steps bytes flop input output weight workspace packing odd_rows odd_volumes "
-        "short_rows output_last input_last odd_out_channels odd_in_channels products_last bytes_last bytes_odd_volumes"
+        "short_rows wide_strides output_last input_last odd_out_channels odd_in_channels products_last bytes_last bytes_odd_volumes"
     ),
     "library": _names(
         "call flop filled_flop depthwise_flop grouped_flop patch_flop dense_flop dilated_flop sum input output weight odd_rows "
