@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -30,6 +31,7 @@ from ..bench.summary import Comparison, comparisons, rows_of
 from ..check import CheckReport, check
 from ..mri import VOLUME, mri_volume, trilinear, trilinear_weight
 from ..suites import HOST_FLOP_LIMIT, scaled_down, suite
+from ..threads import share
 
 FORMAT = 1  # of report.json
 EXAMPLES = 60
@@ -149,16 +151,24 @@ def upsample(bench: Bench, kernel: Kernel, volume: np.ndarray[Any, Any]) -> tupl
 
 
 def _check_all(progress: Progress, registered: Mapping[str, Kernel], backend: Backend, examples: int) -> dict[str, CheckReport]:
-    reports = {}
-    for name, kernel in registered.items():
-        task = progress.add_task(f"check {_plain(name)}", total=None)
+    """Check each kernel in the first of its dtypes, so many at once as there are cores."""
+    reports: dict[str, CheckReport] = {}
+    every = progress.add_task("check", total=len(registered))
 
-        def show(done: int, total: int, _: str, task: TaskID = task) -> None:
-            progress.update(task, completed=done, total=total)
+    def work(left: Iterator[tuple[str, Kernel]]) -> None:
+        for name, kernel in left:
+            task = progress.add_task(f"check {_plain(name)}", total=None)
 
-        reports[name] = check(kernel, backend=backend.name, examples=examples, progress=show)
-        progress.remove_task(task)
-    return reports
+            def show(done: int, total: int, _: str, task: TaskID = task) -> None:
+                progress.update(task, completed=done, total=total)
+
+            reports[name] = check(kernel, backend=backend.name, examples=examples, dtypes=kernel.dtypes[:1], progress=show)
+            progress.remove_task(task)
+            progress.advance(every)
+
+    share(registered.items(), len(os.sched_getaffinity(0)) if backend.name == "host" else 1, work)
+    progress.remove_task(every)
+    return {name: reports[name] for name in registered}
 
 
 def _real_input(
