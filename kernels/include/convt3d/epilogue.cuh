@@ -1,0 +1,70 @@
+// What becomes of a sum between the product and memory: its channel's bias is added, and it is rounded once to scalar_t. Outputs that no
+// tap reaches are the sum 0, and go the same way. What else is to happen to outputs belongs here, not into kernels.
+#pragma once
+
+#include "convt3d/dtypes.cuh"
+#include "convt3d/view.cuh"
+
+template <class Sum>
+struct IsSum {
+  enum { value = false };
+};
+template <>
+struct IsSum<accum_t> {
+  enum { value = true };
+};
+
+// Two elements side by side, rounded at once.
+struct alignas(2 * sizeof(scalar_t)) FinishedPair {
+  scalar_t element[2];
+};
+
+struct Epilogue {
+  const scalar_t* bias;  // of all channels; null where there is none
+
+  // Whether `start` may be other than 0.
+  __device__ __forceinline__ bool adds() const { return bias != nullptr; }
+
+  // What belongs to each sum of a channel, to be fetched once: a sum begins with it, or `finish` adds it. A channel that is not `there`
+  // is not read.
+  __device__ __forceinline__ accum_t start(index_t channel, bool there = true) const {
+    return bias != nullptr && there ? to_accum(bias[channel]) : accum_t(0);
+  }
+
+  // The output of a sum that began with `start`.
+  template <class Sum>
+  __device__ __forceinline__ scalar_t finish(Sum sum) const {
+    static_assert(IsSum<Sum>::value, "a sum is finished as accum_t: rounding it before would round twice");
+    return to_scalar(sum);
+  }
+
+  // The output of a sum that began with 0.
+  template <class Sum>
+  __device__ __forceinline__ scalar_t finish(Sum sum, accum_t start) const {
+    return finish(start + sum);
+  }
+
+  // The output of a channel where no tap reaches.
+  __device__ __forceinline__ scalar_t untouched(index_t channel) const {
+    return bias == nullptr ? to_scalar(accum_t(0)) : bias[channel];
+  }
+
+  // The outputs of two sums that began with `start`, side by side.
+  template <class Sum>
+  __device__ __forceinline__ FinishedPair finish_pair(Sum a, Sum b) const {
+#if defined(__CUDACC__) && (defined(CONVT3D_FP16) || defined(CONVT3D_BF16))
+    static_assert(IsSum<Sum>::value, "a sum is finished as accum_t: rounding it before would round twice");
+    unsigned word;
+#if defined(CONVT3D_FP16)
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
+#endif
+    FinishedPair pair;
+    memcpy(&pair, &word, sizeof pair);
+    return pair;
+#else
+    return {{finish(a), finish(b)}};
+#endif
+  }
+};
