@@ -578,7 +578,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
   const auto load_start = [&] {
 #pragma unroll
     for (int c = 0; c < own_channels; ++c) {
-      start[c] = epilogue.start(tile.group * out_channels + first_out + c, c < last_c);
+      start[c] = c < last_c ? epilogue.start(tile.group * out_channels + first_out + c) : accum_t(0);
     }
   };
   // Where these loads stand decides how the sums of the loop above are numbered.

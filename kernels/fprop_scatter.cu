@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
   const index_t index = global_thread(), voxels = voxels_of(problem.output_size);
   if (index >= voxels * problem.batch * problem.out_channels) return;
   const Epilogue epilogue{bias};
-  sums[index] = epilogue.adds() ? epilogue.start(index / voxels % problem.out_channels) : accum_t(0);
+  sums[index] = epilogue.changes_sums() ? epilogue.start(index / voxels % problem.out_channels) : accum_t(0);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)

@@ -22,8 +22,8 @@ struct alignas(2 * sizeof(scalar_t)) FinishedPair {
 struct Epilogue {
   const scalar_t* bias;  // of all channels; null where there is none
 
-  // Whether `start` may be other than 0.
-  __device__ __forceinline__ bool adds() const { return bias != nullptr; }
+  // Whether anything but rounding happens to sums.
+  __device__ __forceinline__ bool changes_sums() const { return bias != nullptr; }
 
   // What belongs to each sum of a channel, to be fetched once: a sum begins with it, or `finish` adds it. A channel that is not `there`
   // is not read.
