@@ -380,7 +380,8 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
           tap.co * output.stride[1] + tap.d * output.stride[2] + tap.h * output.stride[3] + tap.w * output.stride[4];
       // Lanes 2q and 2q + 1 read VECTOR channels after each other: shifted by half the banks.
       const bool shifted = output_channels_last && tap.co / VECTOR % 2 != 0 && !(taps_first && VECTOR == 4);
-      column_table[at] = {live ? offset : -1, epilogue.start(group * out_channels + tap.co, live),
+      column_table[at] = {live ? offset : -1,
+                          epilogue.changes_sums() && live ? epilogue.start(group * out_channels + tap.co) : 0.0f,
                           at % SUMS_COLUMNS * SUMS_PITCH + (shifted ? 16 : 0)};
     }
   }
