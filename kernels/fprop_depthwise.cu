@@ -50,6 +50,7 @@ shared_bytes = "block_channels * channel_bytes"
 // in memory neighbouring lanes have neighbouring positions, where channels do they have neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
@@ -156,10 +157,10 @@ __device__ __forceinline__ void load_vector(accum_t* x, const scalar_t* from, bo
 }
 
 template <int LENGTH>
-__device__ __forceinline__ void store_vector(scalar_t* y, const accum_t* sums) {
+__device__ __forceinline__ void store_vector(const Epilogue& epilogue, scalar_t* y, const accum_t* sums) {
   Vector<LENGTH> stored;
 #pragma unroll
-  for (int e = 0; e < LENGTH; ++e) stored.element[e] = to_scalar(sums[e]);
+  for (int e = 0; e < LENGTH; ++e) stored.element[e] = epilogue.finish(sums[e]);
   *reinterpret_cast<Vector<LENGTH>*>(y) = stored;
 }
 
@@ -226,6 +227,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
                             const scalar_t* __restrict__ bias, const View<scalar_t> output, const int columns, const int run_h,
                             const int run_w, const int runs, const int tiles, const int block_channels,
                             const int channel_blocks, const int out_channels_per_group, const int weight_pitch) {
+  const Epilogue epilogue{bias};
   __shared__ Block block;
   extern __shared__ __align__(16) unsigned char shared[];
   accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [channel][kd][tap of h][tap of w], an odd pitch
@@ -293,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
     const int co = block.first_channel + channel;
 
     accum_t sums[MOST_SUMS];
-    const accum_t start = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
+    const accum_t start = epilogue.start(co);
 #pragma unroll
     for (int s = 0; s < th.run * th.stride * length; ++s) sums[s] = start;
     const scalar_t* plane = place.input + co / multiplier * input.stride[1];
@@ -311,14 +313,15 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, BLOCKS)
 #pragma unroll
       for (int row = 0; row < th.run * th.stride; ++row, y += output.stride[3]) {
         if (o_h + row >= problem.output_size[1]) continue;
-        if (length == 4) store_vector<4>(y, &sums[row * 4]);
-        if (length == 8) store_vector<8>(y, &sums[row * 8]);
+        if (length == 4) store_vector<4>(epilogue, y, &sums[row * 4]);
+        if (length == 8) store_vector<8>(epilogue, y, &sums[row * 8]);
       }
     } else {
 #pragma unroll
       for (int row = 0; row < th.run * th.stride; ++row, y += output.stride[3]) {
         if (o_h + row >= problem.output_size[1]) continue;
-        store_piece(&sums[row * length], length, y, output.stride[4], live, made_of_pairs(y, length, output.stride[4]));
+        store_piece(epilogue, &sums[row * length], length, y, output.stride[4], live,
+                    made_of_pairs(y, length, output.stride[4]));
       }
     }
   }

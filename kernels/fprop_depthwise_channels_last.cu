@@ -96,6 +96,7 @@ shared_bytes = "4 * taps * pitch"
 // registers (ROLLS) each input is read once: input i adds to o + padding = i*stride + tap*dilation, then the first `stride` planes are
 // done, are stored, and the others move up. Else the planes of the output are done one after the other, and read again what they share.
 #include "convt3d.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/taps.cuh"
@@ -361,8 +362,8 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS], const Shape
 }
 
 // Store an output plane's sums from y on, of which so many rows and columns lie inside.
-__device__ __forceinline__ void store_plane(const accum_t* sums, const Shape& shape, scalar_t* y, index_t step_h, int step_w,
-                                            int rows, int columns) {
+__device__ __forceinline__ void store_plane(const Epilogue& epilogue, const accum_t* sums, const Shape& shape, scalar_t* y,
+                                            index_t step_h, int step_w, int rows, int columns) {
   const int second = 1 % MOST_VECTOR, third = 2 % MOST_VECTOR, fourth = 3 % MOST_VECTOR;
 #pragma unroll
   for (int row = 0; row < shape.h.run * shape.h.stride; ++row) {
@@ -374,7 +375,7 @@ __device__ __forceinline__ void store_plane(const accum_t* sums, const Shape& sh
       const accum_t* const from = sums + (row * shape.row() + column) * shape.vector;
       unsigned bits[MOST_VECTOR];
 #pragma unroll
-      for (int v = 0; v < shape.vector; ++v) bits[v] = bits_of(to_scalar(from[v]));
+      for (int v = 0; v < shape.vector; ++v) bits[v] = bits_of(epilogue.finish(from[v]));
       if (shape.vector == 4 && SIZE == 4) {
         *reinterpret_cast<uint4*>(to) = make_uint4(bits[0], bits[second], bits[third], bits[fourth]);
       } else if (shape.vector == 4) {
@@ -385,7 +386,7 @@ __device__ __forceinline__ void store_plane(const accum_t* sums, const Shape& sh
         *reinterpret_cast<unsigned*>(to) = bits[0] | bits[second] << 16;
       } else {
 #pragma unroll
-        for (int v = 0; v < shape.vector; ++v) to[v] = to_scalar(from[v]);
+        for (int v = 0; v < shape.vector; ++v) to[v] = epilogue.finish(from[v]);
       }
     }
   }
@@ -407,7 +408,7 @@ struct Outputs {
 
 // One after the other, from memory: for tensors whose channels lie otherwise.
 __device__ inline void gather(const Problem& problem, const View<const scalar_t>& input, const View<scalar_t>& output,
-                              const scalar_t* bias, const Shape& shape, const Outputs& own, const accum_t* weights) {
+                              const Epilogue& epilogue, const Shape& shape, const Outputs& own, const accum_t* weights) {
   const int rows = min(own.rows, shape.h.run * shape.h.stride), columns = min(own.columns, shape.row());
   const int outputs = rows * columns * shape.vector, first_d = own.begin * problem.stride[0] - problem.padding[0];
   const int end_d = min(own.end * problem.stride[0] - problem.padding[0], problem.output_size[0]);
@@ -417,7 +418,7 @@ __device__ inline void gather(const Problem& problem, const View<const scalar_t>
     for (int item = 0; item < outputs; ++item) {
       const int v = item % shape.vector, position = item / shape.vector, co = own.co + v;
       const int o_w = own.w + position % columns, o_h = own.h + position / columns;
-      accum_t sum = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
+      accum_t sum = epilogue.start(co);
       const accum_t* tap = weights + v;
 #pragma unroll 1
       for (int kd = 0; kd < problem.kernel_size[0]; ++kd) {
@@ -432,7 +433,7 @@ __device__ inline void gather(const Problem& problem, const View<const scalar_t>
           }
         }
       }
-      *output.at(own.n, co, o_d, o_h, o_w) = to_scalar(sum);
+      *output.at(own.n, co, o_d, o_h, o_w) = epilogue.finish(sum);
     }
   }
 }
@@ -445,6 +446,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                           const int vectors, const int pitch, const int block_rows, const int block_columns,
                                           const int regions_h, const int regions_w, const int run_d, const int runs_d,
                                           const int out_channels_per_group) {
+  const Epilogue epilogue{bias};
   extern __shared__ __align__(16) unsigned char shared[];
   accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [tap][channel]
   const Shape shape = {
@@ -511,13 +513,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   if (!live) return;
   weights += own_channel;
   if (!vectors_lie_together) {
-    gather(problem, input, output, bias, shape, own, weights);
+    gather(problem, input, output, epilogue, shape, own, weights);
     return;
   }
 
   accum_t start[MOST_VECTOR], sums[MOST_SUMS];
 #pragma unroll
-  for (int v = 0; v < shape.vector; ++v) start[v] = bias != nullptr ? to_accum(bias[own.co + v]) : accum_t(0);
+  for (int v = 0; v < shape.vector; ++v) start[v] = epilogue.start(own.co + v);
   const auto multiply_plane = [&](int d, int taps_d, const accum_t* from) {
     if (shape.whole()) {
       load_window(raw, shape, problem, input, place, d);
@@ -531,7 +533,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const auto store = [&](const accum_t* from, int o) {
     if (o < 0 || o >= problem.output_size[0]) return;
     const int step = SPECIALIZED(IN_CHANNELS * MULTIPLIER, problem.out_channels);
-    store_plane(from, shape, y + o * output.stride[2], output.stride[3], step, own.rows, own.columns);
+    store_plane(epilogue, from, shape, y + o * output.stride[2], output.stride[3], step, own.rows, own.columns);
   };
   if (rolling) {
     const int planes = max((kernel_d - 1) * dilation_d + 1, stride_d), all = planes * plane;

@@ -90,6 +90,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/taps.cuh"
@@ -364,6 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 * RESIDENT_WARPS / THRE
                               const int out_channels_per_group, const int run_h, const int run_w, const int parts,
                               const int columns, const int runs, const int tiles, const int streams, const int block_tiles,
                               const int chunk_quads, const int weight_bytes, const int stage_bytes, const int fours) {
+  const Epilogue epilogue{bias};
   __shared__ Block block;
   extern __shared__ __align__(16) unsigned char shared[];
   accum_t* const weights = reinterpret_cast<accum_t*>(shared);
@@ -481,11 +483,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 * RESIDENT_WARPS / THRE
         const int co = last ? item % out_channels : item / (length * positions);
         const Place place = places[position];
         if (row >= place.rows || e >= place.columns) continue;
-        accum_t sum = bias != nullptr ? to_accum(bias[first_out + co]) : accum_t(0);
+        accum_t sum = epilogue.start(first_out + co);
         const accum_t* of_part = stage + position * pitch + e * out_channels + co;
 #pragma unroll
         for (int p = 0; p < all_parts; ++p) sum += of_part[p * part_pitch];
-        output.data[place.output + row * output.stride[3] + e * output.stride[4] + co * output.stride[1]] = to_scalar(sum);
+        output.data[place.output + row * output.stride[3] + e * output.stride[4] + co * output.stride[1]] =
+            epilogue.finish(sum);
       }
     }
   }

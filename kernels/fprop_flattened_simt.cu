@@ -118,6 +118,7 @@ shared_bytes = "block_bytes"
 #include "convt3d.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/dense_axis.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/fill_gaps.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/pipeline.cuh"
@@ -406,6 +407,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
                                  const int live_residues, const int lead_w, const int spread_w, const int even_taps_w,
                                  const int channel_warps, const int position_warps, const int chunk, const int stages,
                                  const int channel_bytes, const int tiles, const int thread_tiles, const int filled) {
+  const Epilogue epilogue{bias};
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ Tile tile;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, warps = channel_warps * position_warps;
@@ -475,7 +477,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     const index_t rows = static_cast<index_t>(problem.output_size[0]) * problem.output_size[1];
     const index_t first = rows * share / shares, count = rows * (share + 1) / shares - first;
     for (int i = 0; i < images; ++i) {
-      fill_gaps(problem, bias, output, tile.n + i, tile.group * out_channels + channel,
+      fill_gaps(problem, epilogue, output, tile.n + i, tile.group * out_channels + channel,
                 min(channel_warps * own_channels, out_channels - channel), first + count * warp / warps,
                 first + count * (warp + 1) / warps, !pair);
     }
@@ -576,8 +578,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
   const auto load_start = [&] {
 #pragma unroll
     for (int c = 0; c < own_channels; ++c) {
-      const bool has_bias = bias != nullptr && c < last_c;
-      start[c] = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
+      start[c] = c < last_c ? epilogue.start(tile.group * out_channels + first_out + c) : accum_t(0);
     }
   };
   // Where these loads stand decides how the sums of the loop above are numbered.
@@ -610,7 +611,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
               },
               [&](int, int c) {
                 const accum_t sum = residues == 2 ? sums[r * quads + q][s][c] : !pair || r == lead ? sums[q][s][c] : accum_t(0);
-                return to_scalar(start[c] + sum);
+                return epilogue.finish(sum, start[c]);
               });
         }
       }
@@ -634,7 +635,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
         if (!pair) {
 #pragma unroll
           for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
-            if (c < last_c) *y = to_scalar(start[c] + sums[q][s][c]);
+            if (c < last_c) *y = epilogue.finish(sums[q][s][c], start[c]);
           }
         } else {
           const bool both = w + 1 < problem.output_size[2];
@@ -643,10 +644,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
 #pragma unroll
           for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
             if (c >= last_c) continue;
-            const scalar_t even = to_scalar(start[c] + (residues == 2 || lead == 0 ? sums[q][s][c] : accum_t(0)));
-            const scalar_t odd = to_scalar(start[c] + (residues == 2 ? sums[quads + q][s][c]
-                                                       : lead == 1   ? sums[q][s][c]
-                                                                     : accum_t(0)));
+            const scalar_t even = epilogue.finish(residues == 2 || lead == 0 ? sums[q][s][c] : accum_t(0), start[c]);
+            const scalar_t odd = epilogue.finish(residues == 2 ? sums[quads + q][s][c]
+                                                 : lead == 1   ? sums[q][s][c]
+                                                               : accum_t(0),
+                                                 start[c]);
             if (paired) {
               store_pair(y, even, odd);
             } else {

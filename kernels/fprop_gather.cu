@@ -15,6 +15,7 @@ block = "BLOCK_THREADS"
 //
 // Most of the time goes into testing taps that do not apply: with stride s only one in s^3 divides. Takes every problem.
 #include "convt3d.cuh"
+#include "convt3d/epilogue.cuh"
 
 #ifndef BLOCK_THREADS
 #define BLOCK_THREADS 128
@@ -32,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
   const int channels = problem.in_channels / problem.groups;
   const int first_channel = o.c / out_channels_per_group * channels;
 
-  accum_t sum = bias != nullptr ? to_accum(bias[o.c]) : accum_t(0);
+  const Epilogue epilogue{bias};
+  accum_t sum = epilogue.start(o.c);
   for (int td = 0; td < problem.kernel_size[0]; ++td) {
     const int id = input_index(problem, 0, o.d, td);
     if (id < 0) continue;
@@ -50,5 +52,5 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
       }
     }
   }
-  *output.at(o.n, o.c, o.d, o.h, o.w) = to_scalar(sum);
+  *output.at(o.n, o.c, o.d, o.h, o.w) = epilogue.finish(sum);
 }

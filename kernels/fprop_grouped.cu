@@ -56,6 +56,7 @@ shared_bytes = "weight_bytes + stage_bytes"
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_channels_last.cuh"
@@ -226,17 +227,18 @@ __device__ inline bool channels_are_vectors(const View<T>& view, const scalar_t*
 }
 
 // Store the channels of one output, no more than an access can.
-__device__ __forceinline__ void store_vector(const accum_t (&sums)[CHANNELS], scalar_t* y) {
+__device__ __forceinline__ void store_vector(const Epilogue& epilogue, const accum_t (&sums)[CHANNELS], scalar_t* y) {
   Vector<OUT_VECTOR> out;
 #pragma unroll
-  for (int e = 0; e < OUT_VECTOR; ++e) out.element[e] = to_scalar(sums[e]);
+  for (int e = 0; e < OUT_VECTOR; ++e) out.element[e] = epilogue.finish(sums[e]);
   *reinterpret_cast<Vector<OUT_VECTOR>*>(y) = out;
 }
 
 // Store the sums of a warp's pieces, four channels at a time. They pass through `stage`, as [output of a piece][lane] of these four; then
 // neighbouring lanes store neighbouring outputs.
-__device__ __forceinline__ void store_pieces(const accum_t (&sums)[MOST_SUMS][CHANNELS], Vector<4>* stage, const Place* places,
-                                             int outputs, int channels, const View<scalar_t>& output, int lane) {
+__device__ __forceinline__ void store_pieces(const Epilogue& epilogue, const accum_t (&sums)[MOST_SUMS][CHANNELS],
+                                             Vector<4>* stage, const Place* places, int outputs, int channels,
+                                             const View<scalar_t>& output, int lane) {
   const index_t step = output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
   const bool whole = 32 % outputs == 0;  // pieces are stored at once, so that a lane keeps its place in one
 #pragma unroll
@@ -246,7 +248,7 @@ __device__ __forceinline__ void store_pieces(const accum_t (&sums)[MOST_SUMS][CH
     for (int at = 0; at < outputs; ++at) {
       Vector<4> four;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) four.element[c] = to_scalar(sums[at][first + c]);
+      for (int c = 0; c < 4; ++c) four.element[c] = epilogue.finish(sums[at][first + c]);
       stage[at * PITCH + lane] = four;
     }
     __syncwarp();
@@ -279,6 +281,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
                           const scalar_t* __restrict__ bias, const View<scalar_t> output, const int channel_tiles,
                           const int pieces_w, const int shift_w, const int runs, const int block_tiles, const int weight_bytes,
                           const int in_channels_per_group, const int out_channels_per_group) {
+  const Epilogue epilogue{bias};
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Block block;
   __shared__ Place places[32 * BLOCK_WARPS];
@@ -319,8 +322,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       block.input = input.at(n, group * in_channels_per_group, 0, 0, 0) - input.data;
       block.output = output.at(n, first_channel, d.first_output, h.first_output, 0) - output.data;
       for (int c = 0; c < CHANNELS; ++c) {
-        const bool has_bias = bias != nullptr && first_out + c < out_channels_per_group;
-        block.start[c] = has_bias ? to_accum(bias[first_channel + c]) : accum_t(0);
+        block.start[c] = epilogue.start(first_channel + c, first_out + c < out_channels_per_group);
       }
       block.live_channels = min(CHANNELS, out_channels_per_group - first_out);
       // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
@@ -393,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       const Place place = places[threadIdx.x];
 #pragma unroll
       for (int at = 0; at < positions * stride; ++at) {
-        if (at < place.live) store_vector(sums[at], advanced(output.data + at * output.stride[4], place.output));
+        if (at < place.live) store_vector(epilogue, sums[at], advanced(output.data + at * output.stride[4], place.output));
       }
     } else if (channels_lie_together(output) && block.live_channels > 1) {
       const int again = static_cast<int>(computed_anew(threadIdx.x));
@@ -404,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
         store_channels_last(
             stage, again % 32, 1, CHANNELS, block.live_channels, block.output_vectors,
             [&](int) { return at < place.live ? advanced(output.data + at * output.stride[4], place.output) : nullptr; },
-            [&](int, int c) { return to_scalar(sums[at][c]); });
+            [&](int, int c) { return epilogue.finish(sums[at][c]); });
       }
     } else {
       const int channels = SPECIALIZED(OUT_CHANNELS, out_channels_per_group) % CHANNELS == 0 ? CHANNELS : block.live_channels;
@@ -413,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       Vector<4>* const stage = reinterpret_cast<Vector<4>*>(shared + weight_bytes) + again / 32 * MOST_SUMS * PITCH;
       const Place* const warp_places = places + again / 32 * 32;
       const int own = static_cast<int>(again % 32), outputs = positions * stride;
-      store_pieces(sums, stage, warp_places, outputs, channels, output, own);
+      store_pieces(epilogue, sums, stage, warp_places, outputs, channels, output, own);
     }
   }
 }

@@ -68,6 +68,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/divisor.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
@@ -339,10 +340,10 @@ __device__ __forceinline__ void store_residue(const scalar_t* sums, int pitch, c
 
 // One output, by the definition.
 __device__ inline scalar_t gathered(const Problem& problem, const View<const scalar_t>& input,
-                                    const View<const scalar_t>& weight, const scalar_t* bias, int n, int group, int co, int d,
-                                    int h, int w) {
+                                    const View<const scalar_t>& weight, const Epilogue& epilogue, int n, int group, int co,
+                                    int d, int h, int w) {
   const int channels = problem.in_channels / problem.groups, first_ci = group * channels;
-  float sum = bias == nullptr ? 0.0f : to_accum(bias[group * (problem.out_channels / problem.groups) + co]);
+  float sum = epilogue.start(group * (problem.out_channels / problem.groups) + co);
 #pragma unroll 1
   for (int tap = 0; tap < problem.kernel_size[0] * problem.kernel_size[1] * problem.kernel_size[2]; ++tap) {
     const int kw = tap % problem.kernel_size[2], kh = tap / problem.kernel_size[2] % problem.kernel_size[1];
@@ -353,7 +354,7 @@ __device__ inline scalar_t gathered(const Problem& problem, const View<const sca
     for (int ci = first_ci; ci < first_ci + channels; ++ci)
       sum += to_accum(*input.at(n, ci, id, ih, iw)) * to_accum(*weight.at(ci, co, kd, kh, kw));
   }
-  return to_scalar(sum);
+  return epilogue.finish(sum);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
@@ -361,6 +362,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
                               const scalar_t* __restrict__ bias, const View<scalar_t> output, const int shift_w,
                               const int octets, const int channel_tiles, const int quads_w, const int quads, const int runs,
                               const int block_tiles, const int weight_bytes) {
+  const Epilogue epilogue{bias};
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Place place_tables[2][BLOCK_QUADS];
   const int channels = SPECIALIZED(IN_CHANNELS, problem.in_channels / problem.groups);
@@ -457,7 +459,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
     for (int octet = 0; octet < taps.octets; ++octet) {
       const int co = first_out + octet * 8 + own / 4;
       const int live = SPECIALIZED(OUT_CHANNELS % 8 == 0, false) ? 8 : out_channels - first_out - octet * 8;
-      const float start = bias != nullptr && co < out_channels ? to_accum(bias[group * out_channels + co]) : 0.0f;
+      const float start = epilogue.start(group * out_channels + co, co < out_channels);
 #pragma unroll
       for (int r_d = 0; r_d < taps.d.stride; ++r_d) {
 #pragma unroll
@@ -469,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
             const int half = octet * taps.w.stride + residue;
             const float product = sums[(r_d * taps.h.stride + r_h) * row_tiles + half / 2][t][half % 2 * 2 + e];
             spoilt = spoilt || product != product;
-            return to_scalar(product + start);
+            return epilogue.finish(product, start);
           };
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
@@ -505,7 +507,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
 #pragma unroll 1
     for (int co = first_out; co < first_out + live; ++co) {
       scalar_t* const y = output.at(n, group * out_channels + co, d, h, w);
-      if (to_accum(*y) != to_accum(*y)) *y = gathered(problem, input, weight, bias, n, group, co, d, h, w);
+      if (to_accum(*y) != to_accum(*y)) *y = gathered(problem, input, weight, epilogue, n, group, co, d, h, w);
     }
   }
 }

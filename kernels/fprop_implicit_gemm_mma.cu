@@ -98,6 +98,7 @@ shared_bytes = "shared_bytes"
 // adds hi*hi, hi*lo and lo*hi; the sums of hi*hi leave the tensor cores, which cut off what they add, for fp32
 // registers every two taps.
 #include "convt3d.cuh"
+#include "convt3d/epilogue.cuh"
 
 #include "convt3d/mma.cuh"
 #include "convt3d/split_tf32.cuh"
@@ -313,8 +314,8 @@ __device__ inline void add(float (&sums)[M_TILES][N_TILES][4], const float (&mor
 template <int N>
 __device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input,
                                 const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
-                                const scalar_t* __restrict__ bias, const View<scalar_t>& output, int voxel_tiles,
-                                int channel_tiles, int run, int staged_taps, int group_chunks, bool rows_inside) {
+                                const Epilogue& epilogue, const View<scalar_t>& output, int voxel_tiles, int channel_tiles,
+                                int run, int staged_taps, int group_chunks, bool rows_inside) {
   if (PARTS == 2 && N == 64) return;  // never launched: three sums for each output would not fit in registers
   constexpr int VOXELS = voxels_of(N), M_TILES = m_tiles_of(N), N_TILES = N / 8;
   constexpr int TAP_CELLS = PARTS * 2 * N;
@@ -391,8 +392,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
   for (int j = 0; j < N_TILES; ++j) {
     for (int e = 0; e < 2; ++e) {
       const int co = channel_tile * N + j * 8 + lane % 4 * 2 + e;
-      const bool has_bias = bias != nullptr && co < out_channels;
-      const float start = has_bias ? to_accum(bias[group * out_channels + co]) : 0.0f;
+      const float start = epilogue.start(group * out_channels + co, co < out_channels);
       for (int i = 0; i < M_TILES; ++i) sums[i][j][e] = sums[i][j][2 + e] = start;
     }
   }
@@ -552,8 +552,8 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
     const int stored_channels = stored ? out_channels - first_co : 0;
 #pragma unroll
     for (int j = 0; j < N_TILES; ++j, y += 8 * output.stride[1]) {
-      if (j * 8 < stored_channels) y[0] = to_scalar(sums[i / 2][j][i % 2 * 2]);
-      if (j * 8 + 1 < stored_channels) y[output.stride[1]] = to_scalar(sums[i / 2][j][i % 2 * 2 + 1]);
+      if (j * 8 < stored_channels) y[0] = epilogue.finish(sums[i / 2][j][i % 2 * 2]);
+      if (j * 8 + 1 < stored_channels) y[output.stride[1]] = epilogue.finish(sums[i / 2][j][i % 2 * 2 + 1]);
     }
   }
 }
@@ -564,7 +564,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(8))
                                       const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                       const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                       const int rows_inside) {
-  convolve<8>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
+  convolve<8>(problem, input, input_cells, packed, {bias}, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
               rows_inside != 0);
 }
 
@@ -574,7 +574,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(16))
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {
-  convolve<16>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
+  convolve<16>(problem, input, input_cells, packed, {bias}, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }
 
@@ -584,7 +584,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(24))
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {
-  convolve<24>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
+  convolve<24>(problem, input, input_cells, packed, {bias}, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }
 
@@ -594,7 +594,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(32))
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {
-  convolve<32>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
+  convolve<32>(problem, input, input_cells, packed, {bias}, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }
 
@@ -604,7 +604,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(48))
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {
-  convolve<48>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
+  convolve<48>(problem, input, input_cells, packed, {bias}, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }
 
@@ -614,6 +614,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(64))
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {
-  convolve<64>(problem, input, input_cells, packed, bias, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
+  convolve<64>(problem, input, input_cells, packed, {bias}, output, voxel_tiles, channel_tiles, run, staged_taps, group_chunks,
                rows_inside != 0);
 }

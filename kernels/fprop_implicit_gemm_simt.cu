@@ -102,6 +102,7 @@ shared_bytes = "block_bytes"
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/fill_gaps.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/row_tile.cuh"
@@ -331,31 +332,31 @@ __device__ inline void find_tile(Tile& tile, const Problem& problem, const View<
 }
 
 // Store the 8 neighbours first ... first + 7 of a row of `width` outputs; `y` is the first, and may lie outside.
-__device__ __forceinline__ void store_eight(const accum_t (&sums)[8], scalar_t* y, index_t step, index_t first, int width) {
+__device__ __forceinline__ void store_eight(const scalar_t (&row)[8], scalar_t* y, index_t step, index_t first, int width) {
   if (step == 1 && first >= 0 && first + 8 <= width) {
     const unsigned misaligned = static_cast<unsigned>(reinterpret_cast<index_t>(y) / sizeof(scalar_t)) % 4;
     if (sizeof(scalar_t) == 4 && misaligned == 0) {
 #pragma unroll
       for (int i = 0; i < 8; i += VECTOR) {
-        Vector out;
+        GlobalVector out;
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) out.element[e] = sums[i + e];
-        *reinterpret_cast<Vector*>(y + i) = out;
+        for (int e = 0; e < VECTOR; ++e) out.element[e] = row[i + e];
+        *reinterpret_cast<GlobalVector*>(y + i) = out;
       }
     } else if (misaligned % 2 == 0) {
 #pragma unroll
-      for (int i = 0; i < 8; i += 2) store_pair(y + i, to_scalar(sums[i]), to_scalar(sums[i + 1]));
+      for (int i = 0; i < 8; i += 2) store_pair(y + i, row[i], row[i + 1]);
     } else {
-      y[0] = to_scalar(sums[0]);
+      y[0] = row[0];
 #pragma unroll
-      for (int i = 1; i < 7; i += 2) store_pair(y + i, to_scalar(sums[i]), to_scalar(sums[i + 1]));
-      y[7] = to_scalar(sums[7]);
+      for (int i = 1; i < 7; i += 2) store_pair(y + i, row[i], row[i + 1]);
+      y[7] = row[7];
     }
     return;
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (first + i >= 0 && first + i < width) y[i * step] = to_scalar(sums[i]);
+    if (first + i >= 0 && first + i < width) y[i * step] = row[i];
   }
 }
 
@@ -366,6 +367,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
                                      const int pairs, const int live_residues, const int even_taps_h, const int even_taps_w,
                                      const int channel_warps, const int stage_elements, const int row_slots, const int tiles,
                                      const int thread_tiles, const int filled) {
+  const Epilogue epilogue{bias};
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Tile tile;
   index_t* row_offset = reinterpret_cast<index_t*>(shared);
@@ -390,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     const index_t rows = static_cast<index_t>(problem.output_size[0]) * problem.output_size[1];
     const index_t first = rows * share / shares, count = rows * (share + 1) / shares - first;
     const int warp = thread / 32, warps = threads / 32;
-    fill_gaps(problem, bias, output, tile.n, tile.group * group_channels + channel,
+    fill_gaps(problem, epilogue, output, tile.n, tile.group * group_channels + channel,
               min(channel_warps * own_channels, group_channels - channel), first + count * warp / warps,
               first + count * (warp + 1) / warps, !pair);
   };
@@ -482,8 +484,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
   accum_t start[MOST_CHANNELS];  // added last: registers are for sums
 #pragma unroll
   for (int c = 0; c < own_channels; ++c) {
-    const bool has_bias = bias != nullptr && first_out + c < out_channels;
-    start[c] = has_bias ? to_accum(bias[tile.group * out_channels + first_out + c]) : accum_t(0);
+    start[c] = epilogue.start(tile.group * out_channels + first_out + c, first_out + c < out_channels);
   }
   if (channels_lie_together(output)) {
     __syncthreads();  // the last stage has been read
@@ -513,7 +514,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
                                   : residues == 2 ? sums[(q * 2 + r) * 4 + at / 2][c]
                                   : r == lead     ? sums[q * 4 + at / 2][c]
                                                   : accum_t(0);
-              return to_scalar(start[c] + sum);
+              return epilogue.finish(sum, start[c]);
             });
       }
     }
@@ -533,20 +534,20 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
       for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
         if (c >= last_c) continue;
         if (pair) {
-          accum_t piece[8];
+          scalar_t row[8];
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             const int r = i % 2;
             const accum_t sum = residues == 2 ? sums[(q * 2 + r) * 4 + i / 2][c]
                                 : r == lead   ? sums[q * 4 + i / 2][c]
                                               : accum_t(0);
-            piece[i] = start[c] + sum;
+            row[i] = epilogue.finish(sum, start[c]);
           }
-          store_eight(piece, y, output.stride[4], w, problem.output_size[2]);
+          store_eight(row, y, output.stride[4], w, problem.output_size[2]);
         } else {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = to_scalar(start[c] + sums[q * 4 + i][c]);
+            if (first_w + i >= 0 && first_w + i < outputs_w) y[i * step] = epilogue.finish(sums[q * 4 + i][c], start[c]);
           }
         }
       }

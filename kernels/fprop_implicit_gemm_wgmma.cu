@@ -164,6 +164,7 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/streaming_store.cuh"
@@ -545,23 +546,6 @@ __device__ __forceinline__ void keep_here(float& sum) {
 #endif
 }
 
-// Two sums rounded to elements, in a word.
-__device__ __forceinline__ unsigned rounded_pair(float a, float b) {
-#if defined(__CUDACC__) && defined(CONVT3D_FP16)
-  unsigned pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  return pair;
-#elif defined(__CUDACC__)
-  unsigned pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  return pair;
-#else
-  scalar_t elements[2] = {to_scalar(a), to_scalar(b)};
-  unsigned pair;
-  memcpy(&pair, elements, sizeof pair);
-  return pair;
-#endif
-}
 extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_fprop_implicit_gemm_wgmma(
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
     const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
@@ -570,6 +554,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
     const int apart_h, const int apart_w, const int resident, const int window_d, const int window_h, const int window_w,
     const int positions, const int stage_bytes, const int stages, const int slabs, const int slab_bytes, const int tile_cost,
     const int granule, const int costs, const int cells_h, const int plane_cells, const int zeros) {
+  const Epilogue epilogue{bias};
   extern __shared__ __align__(1024) unsigned char shared[];
   const int cells = SPECIALIZED(CELLS, chunk_cells), columns8 = SPECIALIZED(WGMMA_TILES, tile8);
   const int rows_h = SPECIALIZED(WINDOW_H, window_h), rows_w = SPECIALIZED(WINDOW_W, window_w);
@@ -973,13 +958,12 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
 #pragma unroll
       for (int s = 0; s < at_once * TILES_M * SUMS; ++s) keep_here(sums[s / SUMS][s % SUMS]);
       const bool in_runs = both && whole_runs;
-      const auto bias_of = [&](int channel) {
-        const bool there = bias != nullptr && (SPECIALIZED(WHOLE_TILES, false) || channel < out_channels);
-        return there ? bias[group * out_channels + channel] : 0.0f;
+      const auto start_of = [&](int channel) {
+        return epilogue.start(group * out_channels + channel, SPECIALIZED(WHOLE_TILES, false) || channel < out_channels);
       };
 #else
       const bool in_runs = whole_runs;
-      if (bias != nullptr) {
+      if (epilogue.changes_sums()) {
 #pragma unroll
         for (int j = 0; j < SUMS / 4; ++j) {
           if (j >= columns8) break;
@@ -987,15 +971,18 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
           for (int c = 0; c < 2; ++c) {
             const int channel = first_channel + j * 8 + c;
             const bool there = SPECIALIZED(WHOLE_TILES, false) || channel < out_channels;
-            const float added = there ? to_accum(bias[group * out_channels + channel]) : 0.0f;
+            const float start = there ? epilogue.start(group * out_channels + channel) : 0.0f;
 #pragma unroll
-            for (int i = 0; i < 2 * TILES_M; ++i) sums[i / 2][j * 4 + i % 2 * 2 + c] += added;
+            for (int i = 0; i < 2 * TILES_M; ++i) sums[i / 2][j * 4 + i % 2 * 2 + c] += start;
           }
         }
       }
       // A word of two channels, in row r of patch m.
       const auto rounded = [&](int m, int j, int r) {
-        return rounded_pair(sums[m][j * 4 + r * 2], sums[m][j * 4 + r * 2 + 1]);
+        const FinishedPair pair = epilogue.finish_pair(sums[m][j * 4 + r * 2], sums[m][j * 4 + r * 2 + 1]);
+        unsigned word;
+        memcpy(&word, &pair, sizeof word);
+        return word;
       };
       if (HELD > 1 && in_runs && turn == 0) {
 #pragma unroll
@@ -1015,7 +1002,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
             if (j >= columns8) break;
             const int left = SPECIALIZED(WHOLE_TILES, false) ? 2 : out_channels - first_channel - j * 8;
 #if defined(CONVT3D_TF32)
-            const float added[2] = {bias_of(first_channel + j * 8), bias_of(first_channel + j * 8 + 1)};
+            const float start[2] = {start_of(first_channel + j * 8), start_of(first_channel + j * 8 + 1)};
 #endif
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
@@ -1024,7 +1011,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
 #pragma unroll
               for (int word = 0; word < 2 * RUN; ++word) {
                 const int c = word / RUN, m = word % RUN / 2, e = word % 2;
-                run[c].word[word % RUN] = __float_as_uint(sums[e * (at_once - 1) * TILES_M + m][j * 4 + r * 2 + c] + added[c]);
+                run[c].word[word % RUN] =
+                    __float_as_uint(epilogue.finish(sums[e * (at_once - 1) * TILES_M + m][j * 4 + r * 2 + c], start[c]));
               }
 #else
 #pragma unroll
@@ -1060,14 +1048,14 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       for (int j = 0; j < SUMS / 4; ++j) {
         if (j >= columns8) break;
         const int left = SPECIALIZED(WHOLE_TILES, false) ? 2 : out_channels - first_channel - j * 8;
-        const float added[2] = {bias_of(first_channel + j * 8), bias_of(first_channel + j * 8 + 1)};
+        const float start[2] = {start_of(first_channel + j * 8), start_of(first_channel + j * 8 + 1)};
 #pragma unroll
         for (int i = 0; i < at_once * 2 * TILES_M; ++i) {
           const int r = i % 2, ahead_w = i / 2 % TILES_M * stride_w + ew + i / 2 / TILES_M;
           scalar_t* const y = targets[r] + ahead_w * output.stride[4];
           Words<2> pair;
 #pragma unroll
-          for (int c = 0; c < 2; ++c) pair.word[c] = __float_as_uint(sums[i / 2][j * 4 + r * 2 + c] + added[c]);
+          for (int c = 0; c < 2; ++c) pair.word[c] = __float_as_uint(epilogue.finish(sums[i / 2][j * 4 + r * 2 + c], start[c]));
           const bool stored = live[r] && w + ahead_w < problem.output_size[2];
           if (channel_pairs) {
             if (stored && left > 0) store_streaming(reinterpret_cast<Words<2>*>(y), pair);

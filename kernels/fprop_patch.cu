@@ -64,6 +64,7 @@ shared_bytes = "STAGES * 32768"
 // end on fours, a thread's voxels may be of two rows, and a row begin amid 16 bytes: pairs are stored then, two at once where they lie on 16 bytes.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
@@ -192,20 +193,20 @@ __device__ __forceinline__ void store_pairs(const accum_t (&sums)[RUN][COLUMNS],
 
 // Add the bias and store what a thread has of a tile: RUN voxels from `first`, and where RUNS is 2 as many 64 further on.
 template <int RUNS, int RUN, int COLUMNS>
-__device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], const Problem& problem, const scalar_t* bias,
-                                           const View<scalar_t>& output, const Taps& taps, int group, int out_channels,
-                                           int first, int voxels, int first_column) {
+__device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], const Problem& problem,
+                                           const Epilogue& epilogue, const View<scalar_t>& output, const Taps& taps, int group,
+                                           int out_channels, int first, int voxels, int first_column) {
   const bool output_vectors =
       (RUN < 4 || !rows_apart(problem)) && in_vectors(output) && problem.input_size[2] % RUN == 0 && taps.w == 2;
   const bool in_pairs = rows_apart(problem) && output.stride[4] == 1 &&
                         aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2);
-  if (bias != nullptr) {
+  if (epilogue.changes_sums()) {
     Column at = taps.column_at(first_column);
 #pragma unroll
     for (int c = 0; c < COLUMNS; ++c, taps.step(at, 1)) {
-      const accum_t value = at.co < out_channels ? bias[group * out_channels + at.co] : accum_t(0);
+      const accum_t start = at.co < out_channels ? epilogue.start(group * out_channels + at.co) : accum_t(0);
 #pragma unroll
-      for (int v = 0; v < RUNS * RUN; ++v) sums[v / RUN][v % RUN][c] += value;
+      for (int v = 0; v < RUNS * RUN; ++v) sums[v / RUN][v % RUN][c] = epilogue.finish(sums[v / RUN][v % RUN][c], start);
     }
   }
 #pragma unroll
@@ -255,7 +256,7 @@ __device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], 
 // A block's tiles of EDGE voxels x EDGE columns. A thread has RUNS x 4 voxels x 8 columns of them, for its part of the channels.
 template <int EDGE, int RUNS, int PARTS, int RING>
 __device__ __forceinline__ void multiply_tiles(const Problem& problem, const View<const scalar_t>& input,
-                                               const View<const scalar_t>& weight, const scalar_t* __restrict__ bias,
+                                               const View<const scalar_t>& weight, const Epilogue& epilogue,
                                                const View<scalar_t>& output, int voxels, int columns, int column_tiles,
                                                int voxel_tiles, int block_tiles) {
   constexpr int PART_DEPTH = 16, DEPTH = PART_DEPTH * PARTS;
@@ -343,7 +344,7 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
     done += DEPTH;
     if (done < channels || PARTS > 1) continue;
     const int again = computed_anew(thread);
-    store_sums(sums, problem, bias, output, taps, group, out_channels, first_voxel + again % RUN_THREADS * 4, voxels,
+    store_sums(sums, problem, epilogue, output, taps, group, out_channels, first_voxel + again % RUN_THREADS * 4, voxels,
                first_column + again / RUN_THREADS * 8);
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
@@ -377,7 +378,7 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
         for (int e = 0; e < 2; ++e) total[0][e][c] += loaded.element[e];
       }
     }
-    store_sums(total, problem, bias, output, taps, group, out_channels, first_voxel + voxel, voxels,
+    store_sums(total, problem, epilogue, output, taps, group, out_channels, first_voxel + voxel, voxels,
                first_column + stored_column);
   }
 }
@@ -386,21 +387,21 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_fprop_patch_128x128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                 const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                 const int columns, const int column_tiles, const int voxel_tiles, const int block_tiles) {
-  multiply_tiles<128, 2, 1, 2>(problem, input, weight, bias, output, voxels, columns, column_tiles, voxel_tiles, block_tiles);
+  multiply_tiles<128, 2, 1, 2>(problem, input, weight, {bias}, output, voxels, columns, column_tiles, voxel_tiles, block_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(64 * MEDIUM_PARTS, 8 / MEDIUM_PARTS)
     convt3d_fprop_patch_64x64(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                               const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                               const int columns, const int column_tiles, const int voxel_tiles, const int block_tiles) {
-  multiply_tiles<64, 2, MEDIUM_PARTS, STAGES>(problem, input, weight, bias, output, voxels, columns, column_tiles, voxel_tiles,
-                                              block_tiles);
+  multiply_tiles<64, 2, MEDIUM_PARTS, STAGES>(problem, input, weight, {bias}, output, voxels, columns, column_tiles,
+                                              voxel_tiles, block_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_fprop_patch_32x32(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                               const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                               const int columns, const int column_tiles, const int voxel_tiles, const int block_tiles) {
-  multiply_tiles<32, 1, 8, STAGES>(problem, input, weight, bias, output, voxels, columns, column_tiles, voxel_tiles,
+  multiply_tiles<32, 1, 8, STAGES>(problem, input, weight, {bias}, output, voxels, columns, column_tiles, voxel_tiles,
                                    block_tiles);
 }

@@ -71,6 +71,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/wgmma_registers.cuh"
@@ -234,6 +235,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
                                       const View<scalar_t> output, const int voxels, const int columns, const int column_tiles,
                                       const int streams, const int chunks, const int tile_columns, const int block_tiles,
                                       const int slots_at) {
+  const Epilogue epilogue{bias};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   // blockIdx.x = (stream * groups + group) * column_tiles + column tile: neighbours share inputs.
   const int block = static_cast<int>(blockIdx.x), group = block / column_tiles % problem.groups;
@@ -298,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   for (int i = thread; i < tile_width; i += 128 * WARPGROUPS) {
     const int column = first_column + i, tap = column / each_tap, co = column % each_tap;
     const bool live = column < columns && co < out_channels;
-    biases[i / VECTOR].of[i % VECTOR] = live && bias != nullptr ? to_accum(bias[group * out_channels + co]) : 0.0f;
+    biases[i / VECTOR].of[i % VECTOR] = epilogue.start(group * out_channels + co, live);
     if (i % VECTOR != 0) continue;
     Slot slot{0, 0};
     if (live) {
@@ -364,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
 #pragma unroll
           for (int v = 0; v < VECTOR; ++v) {
             const float sum = sums[q / 2][(g * (VECTOR / 2) + v / 2) * 4 + q % 2 * 2 + v % 2];
-            run.element[v] = to_scalar(decltype(biased)::value ? sum + own.of[v] : sum);
+            run.element[v] = decltype(biased)::value ? epilogue.finish(sum, own.of[v]) : epilogue.finish(sum);
           }
           scalar_t* const y = advanced(to[q], into.output);
           const int live = to[q] == nullptr ? 0 : into.live;
@@ -381,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     };
     if (!vectors(output, out_channels)) {
       store(Flag<false>{}, Flag<true>{});
-    } else if (bias != nullptr) {
+    } else if (epilogue.changes_sums()) {
       store(Flag<true>{}, Flag<true>{});
     } else {
       store(Flag<true>{}, Flag<false>{});

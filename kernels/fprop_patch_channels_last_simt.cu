@@ -73,6 +73,7 @@ shared_bytes = "16 * edge + ring * stage_bytes"
 // a stage, and their sums pass through shared memory and are added in order.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
@@ -121,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // A tile of 8 * VOXELS * WARPS_V voxels x 32 * WARPS_C columns: WARPS_V x WARPS_C warps for each part, each with 8 lanes of VOXELS and 4 of 8 columns.
 template <int VOXELS, int WARPS_V, int WARPS_C, int PARTS, int RING>
 __device__ __forceinline__ void multiply_tile(const Problem& problem, const View<const scalar_t>& input,
-                                              const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
+                                              const accum_t* __restrict__ packed_weight, const Epilogue& epilogue,
                                               const View<scalar_t>& output, int voxels, int tap_columns, int columns,
                                               int column_tiles) {
   constexpr int ROWS = 8 * VOXELS * WARPS_V, COLUMNS = 32 * WARPS_C, PART_DEPTH = 16, DEPTH = PART_DEPTH * PARTS,
@@ -233,7 +234,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
     Run<4> run;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      run.element[c] = four[c] + (bias != nullptr && co + c < out_channels ? bias[group * out_channels + co + c] : accum_t(0));
+      run.element[c] = epilogue.finish(four[c], epilogue.start(group * out_channels + co + c, co + c < out_channels));
     }
     if (output_vectors) {
       *reinterpret_cast<Run<4>*>(y) = run;
@@ -286,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                                      const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                      const View<scalar_t> output, const int voxels, const int tap_columns, const int columns,
                                      const int column_tiles) {
-  multiply_tile<8, 2, 4, 1, 2>(problem, input, packed_weight, bias, output, voxels, tap_columns, columns, column_tiles);
+  multiply_tile<8, 2, 4, 1, 2>(problem, input, packed_weight, {bias}, output, voxels, tap_columns, columns, column_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
@@ -294,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                                    const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                    const View<scalar_t> output, const int voxels, const int tap_columns, const int columns,
                                    const int column_tiles) {
-  multiply_tile<8, 1, 2, 2, STAGES>(problem, input, packed_weight, bias, output, voxels, tap_columns, columns, column_tiles);
+  multiply_tile<8, 1, 2, 2, STAGES>(problem, input, packed_weight, {bias}, output, voxels, tap_columns, columns, column_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
@@ -302,5 +303,5 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                                    const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                    const View<scalar_t> output, const int voxels, const int tap_columns, const int columns,
                                    const int column_tiles) {
-  multiply_tile<4, 1, 1, 8, STAGES>(problem, input, packed_weight, bias, output, voxels, tap_columns, columns, column_tiles);
+  multiply_tile<4, 1, 1, 8, STAGES>(problem, input, packed_weight, {bias}, output, voxels, tap_columns, columns, column_tiles);
 }

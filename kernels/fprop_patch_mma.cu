@@ -84,6 +84,7 @@ shared_bytes = "shared_bytes"
 //   4. The sums pass through shared memory, [column][voxel], and leave it 16 bytes at a time as the output lies: in NCDHW the
 //      taps of a row alternate over neighbouring voxels, in channels_last neighbouring channels follow each other.
 #include "convt3d.cuh"
+#include "convt3d/epilogue.cuh"
 
 #include "convt3d/mma.cuh"
 #include "convt3d/split_tf32.cuh"
@@ -131,7 +132,7 @@ struct alignas(16) Row {
 // memory.
 struct alignas(16) Column {
   index_t output;
-  float bias;
+  float start;
   int sums;
 };
 
@@ -312,7 +313,7 @@ struct Fragments {
 
 template <int TILE_VOXELS, int TILE_COLUMNS, int DEPTH_WARPS, int WARP_COLUMNS>
 __device__ inline void multiply_patches(const Problem& problem, const View<const scalar_t>& input,
-                                        const View<const scalar_t>& weight, const scalar_t* __restrict__ bias,
+                                        const View<const scalar_t>& weight, const Epilogue& epilogue,
                                         const View<scalar_t>& output, int voxels, int columns, int column_tiles) {
   constexpr int STEPS = DEPTH_WARPS == 8 ? 1 : STAGE_STEPS, DEPTH = STEP * DEPTH_WARPS * STEPS;
   constexpr int WARP_VOXELS = TILE_VOXELS * TILE_COLUMNS >= 128 * 128 ? 64 : 32;
@@ -379,7 +380,8 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
           tap.co * output.stride[1] + tap.d * output.stride[2] + tap.h * output.stride[3] + tap.w * output.stride[4];
       // Lanes 2q and 2q + 1 read VECTOR channels after each other: shifted by half the banks.
       const bool shifted = output_channels_last && tap.co / VECTOR % 2 != 0 && !(taps_first && VECTOR == 4);
-      column_table[at] = {live ? offset : -1, bias != nullptr && live ? to_accum(bias[group * out_channels + tap.co]) : 0.0f,
+      column_table[at] = {live ? offset : -1,
+                          epilogue.changes_sums() && live ? epilogue.start(group * out_channels + tap.co) : 0.0f,
                           at % SUMS_COLUMNS * SUMS_PITCH + (shifted ? 16 : 0)};
     }
   }
@@ -498,7 +500,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   const auto gather = [&](auto& values, int column, int voxel) {
     constexpr int RUN = sizeof(values) / 4, WIDTH = RUN < 4 ? RUN : 4;
     const Column& entry = stored_columns[column];
-    for (int e = 0; e < RUN; ++e) values[e] = entry.bias;
+    for (int e = 0; e < RUN; ++e) values[e] = entry.start;
 #pragma unroll
     for (int part = 0; part < DEPTH_WARPS; ++part) {
 #pragma unroll
@@ -525,7 +527,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
       for (int tap = 0; tap < KERNEL; ++tap) {
         float values[RUN];
         gather(values, column + tap, voxel);
-        for (int v = 0; v < RUN; ++v) out.element[v * KERNEL + tap] = to_scalar(values[v]);
+        for (int v = 0; v < RUN; ++v) out.element[v * KERNEL + tap] = epilogue.finish(values[v]);
       }
       if (offset >= 0) *reinterpret_cast<Vector*>(output.data + row + offset) = out;
     }
@@ -567,7 +569,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
         for (int c = 0; c < VECTOR; ++c) {
           float values[2];
           gather(values, column + c * channel_step, voxel);
-          for (int v = 0; v < 2; ++v) out[v].element[c] = to_scalar(values[v]);
+          for (int v = 0; v < 2; ++v) out[v].element[c] = epilogue.finish(values[v]);
         }
         for (int v = 0; v < 2; ++v) {
           if (rows[v] >= 0 && offset >= 0) *reinterpret_cast<Vector*>(output.data + rows[v] + offset) = out[v];
@@ -587,7 +589,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
         const index_t offset = stored_columns[column].output;
         float value[1];
         gather(value, column, voxel);
-        if (row >= 0 && offset >= 0) output.data[row + offset] = to_scalar(value[0]);
+        if (row >= 0 && offset >= 0) output.data[row + offset] = epilogue.finish(value[0]);
       }
     }
   }
@@ -598,7 +600,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                                     const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                     const int columns, const int column_tiles) {
   if constexpr (PARTS == 1) {  // tf32x3 is never launched so: its fragments would not fit in registers
-    multiply_patches<256, 128, 1, 64>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+    multiply_patches<256, 128, 1, 64>(problem, input, weight, {bias}, output, voxels, columns, column_tiles);
   }
 }
 
@@ -606,26 +608,26 @@ extern "C" __global__ void __launch_bounds__(WIDE ? 128 : 256, PARTS == 2 ? 1 : 
     convt3d_fprop_patch_mma_128x128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                     const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                     const int columns, const int column_tiles) {
-  multiply_patches<128, 128, 1, WIDE ? 64 : 32>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+  multiply_patches<128, 128, 1, WIDE ? 64 : 32>(problem, input, weight, {bias}, output, voxels, columns, column_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_fprop_patch_mma_128x64(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                    const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                    const int columns, const int column_tiles) {
-  multiply_patches<128, 64, 1, 32>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+  multiply_patches<128, 64, 1, 32>(problem, input, weight, {bias}, output, voxels, columns, column_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_fprop_patch_mma_64x64(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                   const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                   const int columns, const int column_tiles) {
-  multiply_patches<64, 64, 2, 32>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+  multiply_patches<64, 64, 2, 32>(problem, input, weight, {bias}, output, voxels, columns, column_tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_fprop_patch_mma_32x32(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                   const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                                   const int columns, const int column_tiles) {
-  multiply_patches<32, 32, 8, 32>(problem, input, weight, bias, output, voxels, columns, column_tiles);
+  multiply_patches<32, 32, 8, 32>(problem, input, weight, {bias}, output, voxels, columns, column_tiles);
 }

@@ -74,6 +74,7 @@ shared_bytes = "shared_bytes"
 // Which voxel a row of a product is can be chosen: in 16 bits rows in their order, for ldmatrix; in tf32 a lane has 4 neighbouring voxels.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
@@ -175,7 +176,7 @@ __device__ __forceinline__ Cell load_once(const Cell* from) {
 // A column of the tile: where it lies relative to a voxel's output.
 struct alignas(16) Column {
   index_t output;
-  float bias;
+  float start;
   int live;
 };
 
@@ -353,6 +354,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                 const View<scalar_t> output, const int voxels, const int columns, const int column_tiles,
                                 const int tile_voxels, const int tile_columns, const int batch_chunks, const int pitch,
                                 const int warp_bytes) {
+  const Epilogue epilogue{bias};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int width = SPECIALIZED(EIGHTS * 8, tile_columns), eights = width / 8, size = SPECIALIZED(ROWS * 16, tile_voxels);
   const int ahead = SPECIALIZED(AHEAD, batch_chunks);
@@ -436,7 +438,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       entry.live = 1;
       entry.output = co * output.stride[1] + row / kernel[1] * output.stride[2] + row % kernel[1] * output.stride[3] +
                      tap % kernel[2] * output.stride[4];
-      if (bias != nullptr) entry.bias = to_accum(bias[group * out_channels + co]);
+      entry.start = epilogue.start(group * out_channels + co);
     }
     table[i] = entry;
   }
@@ -489,7 +491,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (target < 0) return;
   for (int i = thread / size * 2; i < width; i += THREADS / size * 2) {
     const Column first = table[i], second = table[i + 1];
-    float one = first.bias, other = second.bias;
+    float one = first.start, other = second.start;
     const char* from = reinterpret_cast<const char*>(reinterpret_cast<const float*>(shared) + i * sums_pitch + voxel);
 #pragma unroll
     for (int w = 0; w < WARPS; ++w, from += warp_bytes) {
@@ -498,10 +500,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     scalar_t* const y = output.data + target;
     if (in_pairs && first.live != 0) {
-      store_pair(y + first.output, to_scalar(one), to_scalar(other));
+      store_pair(y + first.output, epilogue.finish(one), epilogue.finish(other));
     } else {
-      if (first.live != 0) y[first.output] = to_scalar(one);
-      if (second.live != 0) y[second.output] = to_scalar(other);
+      if (first.live != 0) y[first.output] = epilogue.finish(one);
+      if (second.live != 0) y[second.output] = epilogue.finish(other);
     }
   }
 }

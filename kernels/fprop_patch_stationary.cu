@@ -65,6 +65,7 @@ shared_bytes = "shared_bytes"
 // Where channels lie together in the output, rows g and g + 8 are two neighbouring channels of a tap.
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/patch.cuh"
@@ -101,7 +102,7 @@ constexpr bool WIDE = true;
 // Two neighbouring (co, t): where the first one lies relative to a voxel's output, -1 past the last one.
 struct alignas(16) Pair {
   index_t output;
-  float bias[2];
+  float start[2];
 };
 
 struct Tap {
@@ -288,7 +289,7 @@ struct Warp {
 
 template <int N>
 __device__ __forceinline__ void multiply_patches(const Problem& problem, const View<const scalar_t>& input,
-                                                 const View<const scalar_t>& weight, const scalar_t* __restrict__ bias,
+                                                 const View<const scalar_t>& weight, const Epilogue& epilogue,
                                                  const View<scalar_t>& output, int voxels, int columns, int column_tiles,
                                                  int streams, int steps, int tile_columns) {
   typedef Warp<N> Tile;
@@ -346,7 +347,7 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
       const Tap tap = product.tap_of(column);
       entry.output = tap.co * output.stride[1] + tap.d * output.stride[2] + tap.h * output.stride[3] + tap.w * output.stride[4];
       const int co = product.group * out_channels + tap.co;
-      for (int e = 0; e < 2 && bias != nullptr; ++e) entry.bias[e] = to_accum(bias[co + (product.channels_last ? e : 0)]);
+      for (int e = 0; e < 2; ++e) entry.start[e] = epilogue.start(co + (product.channels_last ? e : 0));
     }
     pairs[pair] = entry;
   }
@@ -375,7 +376,7 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
       float sums[N][4];
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        for (int e = 0; e < 4; ++e) sums[n][e] = pair.bias[e / 2];
+        for (int e = 0; e < 4; ++e) sums[n][e] = pair.start[e / 2];
       }
       own.multiply(sums, weights + first, product, lane);
       if (pair.output < 0) continue;
@@ -384,7 +385,7 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
         if (runs) {
           Run<2 * RUN> run;
 #pragma unroll
-          for (int e = 0; e < 2 * RUN; ++e) run.element[e] = to_scalar(Tile::sum(sums, u, e / 2, e % 2));
+          for (int e = 0; e < 2 * RUN; ++e) run.element[e] = epilogue.finish(Tile::sum(sums, u, e / 2, e % 2));
           const index_t place = targets[Tile::voxel(lane, u)];
           if (place >= 0) *reinterpret_cast<Run<2 * RUN>*>(output.data + place + pair.output) = run;
         } else {
@@ -392,7 +393,7 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
           for (int v = 0; v < RUN; ++v) {
             const index_t place = targets[Tile::voxel(lane, u) + v];
             if (place < 0) continue;
-            const scalar_t one = to_scalar(Tile::sum(sums, u, v, 0)), other = to_scalar(Tile::sum(sums, u, v, 1));
+            const scalar_t one = epilogue.finish(Tile::sum(sums, u, v, 0)), other = epilogue.finish(Tile::sum(sums, u, v, 1));
             scalar_t* const y = output.data + place + pair.output;
             if (in_pairs) {
               store_pair(y, one, other);
@@ -416,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, residents<2>)
                                       const View<const scalar_t> weight, const scalar_t* __restrict__ bias,
                                       const View<scalar_t> output, const int voxels, const int columns, const int column_tiles,
                                       const int streams, const int steps, const int tile_columns) {
-  multiply_patches<2>(problem, input, weight, bias, output, voxels, columns, column_tiles, streams, steps, tile_columns);
+  multiply_patches<2>(problem, input, weight, {bias}, output, voxels, columns, column_tiles, streams, steps, tile_columns);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, residents<4>)
@@ -425,6 +426,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, residents<4>)
                                       const View<scalar_t> output, const int voxels, const int columns, const int column_tiles,
                                       const int streams, const int steps, const int tile_columns) {
   if constexpr (WIDE) {
-    multiply_patches<4>(problem, input, weight, bias, output, voxels, columns, column_tiles, streams, steps, tile_columns);
+    multiply_patches<4>(problem, input, weight, {bias}, output, voxels, columns, column_tiles, streams, steps, tile_columns);
   }
 }

@@ -77,6 +77,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
@@ -160,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(128)
 // Two neighbouring columns, the taps of a row: how many bytes behind a voxel's output the first one lies.
 struct alignas(16) Pair {
   index_t output;
-  float bias;
+  float start;
   int live;  // whether there is such a column
 };
 
@@ -271,6 +272,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
                               const View<scalar_t> output, const int voxels, const int columns, const int column_tiles,
                               const int streams, const int chunks, const int tile_columns, const int block_tiles,
                               const int pairs_at) {
+  const Epilogue epilogue{bias};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   // blockIdx.x = (stream * groups + group) * column_tiles + column tile: neighbours share inputs.
   const int block = static_cast<int>(blockIdx.x), group = block / column_tiles % problem.groups;
@@ -335,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     if (column < columns) {
       entry.live = 1;
       entry.output = (co * output.stride[1] + row / kernel_h * output.stride[2] + row % kernel_h * output.stride[3]) * SIZE;
-      if (bias != nullptr) entry.bias = to_accum(bias[group * out_channels + co]);
+      entry.start = epilogue.start(group * out_channels + co);
     }
     pairs[pair] = entry;
   }
@@ -386,13 +388,13 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
           reinterpret_cast<scalar_t*>(shared + pairs_at + (tile_width + chunks + 1) / 2 * 16) + warp * 4 * PASSED;
 #pragma unroll
       for (int j = 0; j < SUMS / 4 && j < tile_width / 8; ++j) {
-        const float added = bias == nullptr ? 0.0f : pairs[j * 4 + lane % 4].bias;
+        const float start = epilogue.changes_sums() ? pairs[j * 4 + lane % 4].start : 0.0f;
 #pragma unroll
         for (int u = 0; u < RUNS; ++u) {
           Run<2 * RUN> run;
 #pragma unroll
           for (int e = 0; e < 2 * RUN; ++e) {
-            run.element[e] = to_scalar(sums[(u * RUN + e / 2) / 2][j * 4 + (u * RUN + e / 2) % 2 * 2 + e % 2] + added);
+            run.element[e] = epilogue.finish(sums[(u * RUN + e / 2) / 2][j * 4 + (u * RUN + e / 2) % 2 * 2 + e % 2], start);
           }
           *reinterpret_cast<Run<2 * RUN>*>(passed + lane % 4 * PASSED + (u * 8 + lane / 4) * 2 * RUN) = run;
         }
@@ -424,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
 #pragma unroll
           for (int e = 0; e < 2 * RUN; ++e) {
             const float sum = sums[(u * RUN + e / 2) / 2][j * 4 + (u * RUN + e / 2) % 2 * 2 + e % 2];
-            run.element[e] = to_scalar(decltype(biased)::value ? sum + pair.bias : sum);
+            run.element[e] = decltype(biased)::value ? epilogue.finish(sum, pair.start) : epilogue.finish(sum);
           }
           if constexpr (decltype(whole)::value) {
             scalar_t* const y = advanced(to[u * RUN], pair.output);
@@ -441,7 +443,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     };
     if (!runs) {
       store(Flag<false>{}, Flag<true>{});
-    } else if (bias != nullptr) {
+    } else if (epilogue.changes_sums()) {
       store(Flag<true>{}, Flag<true>{});
     } else {
       store(Flag<true>{}, Flag<false>{});

@@ -18,6 +18,7 @@ block = "BLOCK_THREADS"
 //
 // No division, no test of divisibility and no dead tap in the inner loop. A class without taps stores the bias.
 #include "convt3d.cuh"
+#include "convt3d/epilogue.cuh"
 
 #ifndef BLOCK_THREADS
 #define BLOCK_THREADS 128
@@ -50,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
   const int out_channels_per_group = problem.out_channels / problem.groups;
   const int channels = problem.in_channels / problem.groups;
   const int first_channel = co / out_channels_per_group * channels;
-  accum_t sum = bias != nullptr ? to_accum(bias[co]) : accum_t(0);
+  const Epilogue epilogue{bias};
+  accum_t sum = epilogue.start(co);
   for (int jd = 0; jd < axis[0].taps; ++jd) {
     const int id = q[0] - axis[0].first_offset - jd * axis[0].offset_step;
     if (id < 0 || id >= problem.input_size[0]) continue;
@@ -69,5 +71,5 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
       }
     }
   }
-  *output.at(n, co, o[0], o[1], o[2]) = to_scalar(sum);
+  *output.at(n, co, o[0], o[1], o[2]) = epilogue.finish(sum);
 }

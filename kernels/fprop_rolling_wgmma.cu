@@ -182,6 +182,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/bulk_store.cuh"
 #include "convt3d/dense_axis.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
@@ -695,6 +696,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     const int slabs, const int raws, const int tap_bytes, const int tile_slabs, const int slab_bytes, const int stage_bytes,
     const int raw_length, const int rows_at, const int row_stores, const int composed8, const int composed_at,
     const int composed_pitch, const int plane_pitch) {
+  const Epilogue epilogue{bias};
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
   const int merged = SPECIALIZED(MERGED_W, merged_w), class_count = SPECIALIZED(CLASSES_W, classes_w);
@@ -962,22 +964,22 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           scalar_t* const buffer = composed + composing.slot * (round8 * 8 * composed_pitch);
           bulk_wait_read<0>();
           __syncwarp();
-          if (bias == nullptr) {
+          if (!epilogue.changes_sums()) {
             fill_shared(buffer, channels * composed_pitch, zero_scalar(), lane);
           } else {
             for (int c = 0; c < channels; ++c) {
-              fill_shared(buffer + c * composed_pitch, composed_pitch, bias[channel + c], lane);
+              fill_shared(buffer + c * composed_pitch, composed_pitch, epilogue.untouched(channel + c), lane);
             }
           }
           fence_async();
           __syncwarp();
-          if (bias == nullptr) mbarrier_arrive(composing.full());
+          if (!epilogue.changes_sums()) mbarrier_arrive(composing.full());
           // First what lies behind the plane with taps, which is the bias alone; zeros need not be read before sums are put in.
 #pragma unroll 1
           for (int left = problem.dilation[0] / chains - 1; left >= 0; --left) {
             if (left == 0) {
               bulk_commit();
-              if (bias != nullptr) {
+              if (epilogue.changes_sums()) {
                 bulk_wait_read<0>();
                 mbarrier_arrive(composing.full());
               }
@@ -993,7 +995,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                 scalar_t* const target = output.at(n, channel + item / 2, d + left, 0, 0) + first;
                 const int past = static_cast<int>(reinterpret_cast<unsigned long long>(target) / sizeof(scalar_t));
                 const scalar_t* source = zeros + (past & (LINE - 1));
-                if (left == 0 || bias != nullptr) {
+                if (epilogue.changes_sums() || left == 0) {
                   source =
                       buffer + (item / 2 * composed_pitch + composed_volume(begin, n) + first + ((past - first) & (LINE - 1)));
                 }
@@ -1097,7 +1099,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           const int to = next > end_row ? output_at(end_row, 0, end % pitch) : output_at(next - 1, rows_h, 0);
           for (int t = 0; t < flush; ++t) {
             const int d = plane * problem.stride[0] - problem.padding[0] + t * problem.dilation[0] + skipped_d;
-            fill_outputs(problem, bias, output, n, place.group * out_channels + channel, channels, d, d + planes, from, to,
+            fill_outputs(problem, epilogue, output, n, place.group * out_channels + channel, channels, d, d + planes, from, to,
                          thread / 32 % 4, 4);
           }
         }
@@ -1241,12 +1243,12 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         const RowPlace* const own_rows = row_places + thread / 32 * 32;
         const int first = thread % 4 * 2;  // of this thread's channels in the tile
         const int tile_channels = WHOLE_TILES ? channels8 * 8 : out_channels - stored_tile % channel_tiles * channels8 * 8;
-        const scalar_t* const tile_bias = bias == nullptr ? nullptr
-                                                          : bias + stored_tile / channel_tiles * out_channels +
-                                                                stored_tile % channel_tiles * channels8 * 8 + first;
+        const Epilogue of_tile{epilogue.changes_sums() ? epilogue.bias + stored_tile / channel_tiles * out_channels +
+                                                             stored_tile % channel_tiles * channels8 * 8 + first
+                                                       : nullptr};
         // The output `e` of position `r` in channel `i`: a sum, or the bias where no tap reaches.
-        const auto value = [&](const scalar_t* tile_bias, int t, int i, int r, int e) {
-          accum_t sum = bias == nullptr ? 0.0f : to_accum(tile_bias[i / 2 * 8 + i % 2]);
+        const auto value = [&](const Epilogue& of_tile, int t, int i, int r, int e) {
+          accum_t sum = epilogue.changes_sums() ? of_tile.added(i / 2 * 8 + i % 2) : 0.0f;
 #pragma unroll
           for (int jw = 0; jw < stored_w; ++jw) {
             if (t < slot_count && jw * dilation_w % stride_w == (e + phase) % stride_w) {
@@ -1254,7 +1256,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
               sum += sums[(product * columns8 + column8) * 4 + r % 2 * 2 + i % 2];
             }
           }
-          return to_scalar(sum);
+          return epilogue.finish(sum);
         };
         if (composes) {
           int place[2 * M_TILES], past[2 * M_TILES], w[2 * M_TILES];
@@ -1287,7 +1289,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                   for (int e = 0; e < stride_w; ++e) {
                     const bool has_taps = t < slot_count && (e + phase) % stride_w % (stride_w / stored_w) == 0;
                     if (!has_taps || static_cast<unsigned>(w[r] + e) >= static_cast<unsigned>(problem.output_size[2])) continue;
-                    y[e] = value(tile_bias, t, c8 * 2 + q, r, e);
+                    y[e] = value(of_tile, t, c8 * 2 + q, r, e);
                   }
                 }
               }
@@ -1304,7 +1306,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
 #pragma unroll
           for (int m = 0; m < tiles; ++m) {
             const RowPlace row = own_rows[m * 16 + thread % 32 / 2];
-            const scalar_t* const biases = tile_bias + computed_anew(0);  // read once more, not kept
+            const Epilogue once_more{of_tile.bias + computed_anew(0)};  // read once more, not kept
             const bool inside = static_cast<unsigned>(row.w + thread % 2) < static_cast<unsigned>(problem.output_size[2]);
             scalar_t* const along = output.data + (row.offset + first_plane * output.stride[2] + thread % 2);
 #pragma unroll
@@ -1318,8 +1320,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                 for (int q = 0; q < 4; ++q) {
                   if (!WHOLE_TILES && c8 * 8 + first + q % 2 >= tile_channels) continue;
                   scalar_t* const pair = staged + (first + q % 2) * staged_pitch + (q / 2 * 8 + thread % 32 / 4) * 2;
-                  store_shared_pair(pair, value(biases, t, c8 * 2 + q % 2, m * 2 + q / 2, 0),
-                                    value(biases, t, c8 * 2 + q % 2, m * 2 + q / 2, 1));
+                  store_shared_pair(pair, value(once_more, t, c8 * 2 + q % 2, m * 2 + q / 2, 0),
+                                    value(once_more, t, c8 * 2 + q % 2, m * 2 + q / 2, 1));
                 }
                 __syncwarp();
 #pragma unroll
@@ -1361,11 +1363,11 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                     if (static_cast<unsigned>(w[r] + e) >= static_cast<unsigned>(problem.output_size[2])) continue;
                     scalar_t* const y = target[r] + (offset + e * output.stride[4]);
                     if (kind == OF_CHANNELS) {
-                      store_pair(y, value(tile_bias, t, i, r, e), value(tile_bias, t, i + 1, r, e));
+                      store_pair(y, value(of_tile, t, i, r, e), value(of_tile, t, i + 1, r, e));
                     } else if (kind == OF_COLUMNS) {
-                      store_pair(y, value(tile_bias, t, i, r, e), value(tile_bias, t, i, r, e + 1));
+                      store_pair(y, value(of_tile, t, i, r, e), value(of_tile, t, i, r, e + 1));
                     } else {
-                      *y = value(tile_bias, t, i, r, e);
+                      *y = value(of_tile, t, i, r, e);
                     }
                   }
                 }

@@ -24,6 +24,7 @@ block = "BLOCK_THREADS"
 // Many threads add to one output, so the adds are atomic and their order, and with it the last bits, changes from run to run.
 // The sums start from the bias in a buffer of accum_t (16-bit types are added in fp32) and are rounded once at the end.
 #include "convt3d.cuh"
+#include "convt3d/epilogue.cuh"
 
 #ifndef BLOCK_THREADS
 #define BLOCK_THREADS 128
@@ -37,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     convt3d_fprop_scatter_begin(const Problem problem, const scalar_t* __restrict__ bias, accum_t* __restrict__ sums) {
   const index_t index = global_thread(), voxels = voxels_of(problem.output_size);
   if (index >= voxels * problem.batch * problem.out_channels) return;
-  sums[index] = bias != nullptr ? to_accum(bias[index / voxels % problem.out_channels]) : accum_t(0);
+  const Epilogue epilogue{bias};
+  sums[index] = epilogue.changes_sums() ? epilogue.start(index / voxels % problem.out_channels) : accum_t(0);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
@@ -76,5 +78,5 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4)
   const index_t index = global_thread();
   if (index >= voxels_of(problem.output_size) * problem.batch * problem.out_channels) return;
   const Voxel o = voxel_at(index, problem.out_channels, problem.output_size);
-  *output.at(o.n, o.c, o.d, o.h, o.w) = to_scalar(sums[index]);
+  *output.at(o.n, o.c, o.d, o.h, o.w) = Epilogue{}.finish(sums[index]);
 }

@@ -144,6 +144,7 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
@@ -325,27 +326,6 @@ __device__ inline bool takes_whole_cells(const Problem& problem, const View<cons
   return whole;
 }
 
-template <int count>
-struct alignas(count * sizeof(scalar_t)) Elements {
-  scalar_t element[count];
-};
-
-__device__ __forceinline__ Elements<2> rounded_pair(float a, float b) {
-  Elements<2> pair;
-#if defined(__CUDACC__) && (defined(CONVT3D_FP16) || defined(CONVT3D_BF16))
-  unsigned word;
-#if defined(CONVT3D_FP16)
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
-#endif
-  memcpy(&pair, &word, sizeof pair);
-#else
-  pair.element[0] = to_scalar(a), pair.element[1] = to_scalar(b);
-#endif
-  return pair;
-}
-
 // These 16 bytes, or those that begin an element behind: the next lane has the next ones.
 __device__ __forceinline__ Cell moved_cell(const Cell& cell, bool behind) {
   const unsigned next = __shfl_down_sync(0xffffffffu, cell.words[0], 1);
@@ -382,6 +362,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
                                    const int patch_w, const int tiles_d, const int tiles_h, const int tiles_w,
                                    const int weight_bytes, const int run_bytes, const int runs, const int stages,
                                    const int sets, const int units) {
+  const Epilogue epilogue{bias};
   extern __shared__ __align__(1024) unsigned char shared[];
 #if !defined(__CUDACC__)
   const auto taps_of = [&](int axis) {
@@ -550,16 +531,16 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
     const int first_channel = unit.set % channel_tiles * columns, group_channel = unit.set / channel_tiles * set_outputs;
     // Of each eight channels a lane has two.
     int quad = computed_anew(lane) % 4;
-    const auto bias_of = [&](int eight, int c) {
+    const auto start_of = [&](int eight, int c) {
       const int channel = first_channel + eight * 8 + quad * 2 + c;
-      return bias != nullptr && channel < set_outputs ? to_accum(bias[group_channel + channel]) : 0.0f;
+      return epilogue.start(group_channel + channel, channel < set_outputs);
     };
     FOR_EACH(columns / 8)([&](auto eight) {
-      const float added[2] = {bias_of(NUMBER(eight), 0), bias_of(NUMBER(eight), 1)};
+      const float start[2] = {start_of(NUMBER(eight), 0), start_of(NUMBER(eight), 1)};
 #pragma unroll
       for (int s = 0; s < classes; ++s) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[s * class_sums + NUMBER(eight) * 4 + e] = added[e % 2];
+        for (int e = 0; e < 4; ++e) sums[s * class_sums + NUMBER(eight) * 4 + e] = start[e % 2];
       }
     });
 #pragma unroll 1
@@ -633,12 +614,12 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
           CONSTANT int rank_d = TAPS_D.rank[NUMBER(ed)], rank_h = TAPS_H.rank[NUMBER(eh)], rank_w = TAPS_W.rank[NUMBER(ew)];
           CONSTANT bool reached = rank_d >= 0 && rank_h >= 0 && rank_w >= 0;
           CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
-          return reached ? sums[reached ? first + eight * 4 + half * 2 + c : 0] : bias_of(eight, c);
+          return reached ? sums[reached ? first + eight * 4 + half * 2 + c : 0] : start_of(eight, c);
         };
         const auto pair_of = [&](int eight, int half, int c) {
           float sums_of_pair[2];
           FOR_EACH(2)([&](auto ew) { sums_of_pair[NUMBER(ew)] = sum_of(ew, eight, half, c); });
-          return rounded_pair(sums_of_pair[0], sums_of_pair[1]);
+          return epilogue.finish_pair(sums_of_pair[0], sums_of_pair[1]);
         };
         const int d = block_d * stride_d + NUMBER(ed);
         if (in_runs) {
@@ -669,10 +650,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
               for (int half = 0; half < 2; ++half) {
                 scalar_t* const place = begin + eight * 8 * run_pitch + half * 8 * stride_w;
                 if (in_pairs) {
-                  *reinterpret_cast<Elements<2>*>(place) = pair_of(eight, half, static_cast<int>(c));
+                  *reinterpret_cast<FinishedPair*>(place) = pair_of(eight, half, static_cast<int>(c));
                 } else {
                   FOR_EACH(stride_w)(
-                      [&](auto ew) { place[NUMBER(ew)] = to_scalar(sum_of(ew, eight, half, static_cast<int>(c))); });
+                      [&](auto ew) { place[NUMBER(ew)] = epilogue.finish(sum_of(ew, eight, half, static_cast<int>(c))); });
                 }
               }
             }
@@ -719,9 +700,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
             const int left = set_outputs - first_channel - eight * 8 - quad * 2;
             if (even_channels) {
               FOR_EACH(stride_w)([&](auto ew) {
-                const Elements<2> pair = rounded_pair(sum_of(ew, eight, half, 0), sum_of(ew, eight, half, 1));
+                const FinishedPair pair = epilogue.finish_pair(sum_of(ew, eight, half, 0), sum_of(ew, eight, half, 1));
                 if (live && w + NUMBER(ew) < problem.output_size[2] && left > 0) {
-                  *reinterpret_cast<Elements<2>*>(target + NUMBER(ew) * output.stride[4]) = pair;
+                  *reinterpret_cast<FinishedPair*>(target + NUMBER(ew) * output.stride[4]) = pair;
                 }
               });
               continue;
@@ -730,12 +711,12 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
             for (int c = 0; c < 2; ++c) {
               scalar_t* const place = target + c * output.stride[1];
               if (even_rows) {
-                const Elements<2> pair = pair_of(eight, half, c);
-                if (live && w < problem.output_size[2] && left > c) *reinterpret_cast<Elements<2>*>(place) = pair;
+                const FinishedPair pair = pair_of(eight, half, c);
+                if (live && w < problem.output_size[2] && left > c) *reinterpret_cast<FinishedPair*>(place) = pair;
                 continue;
               }
               FOR_EACH(stride_w)([&](auto ew) {
-                const scalar_t sum = to_scalar(sum_of(ew, eight, half, c));
+                const scalar_t sum = epilogue.finish(sum_of(ew, eight, half, c));
                 if (live && w + NUMBER(ew) < problem.output_size[2] && left > c) place[NUMBER(ew) * output.stride[4]] = sum;
               });
             }

@@ -26,6 +26,7 @@ block = "TILE_VOXELS // THREAD_VOXELS * (TILE_CHANNELS // THREAD_CHANNELS)"
 // are staged in shared memory, and a thread adds their products into THREAD_VOXELS x THREAD_CHANNELS sums in registers. Each
 // staged value is used TILE_CHANNELS or TILE_VOXELS times, where fprop_residue reads it from memory for every product.
 #include "convt3d.cuh"
+#include "convt3d/epilogue.cuh"
 
 #ifndef TILE_VOXELS
 #define TILE_VOXELS 128
@@ -89,11 +90,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
   const int thread_voxel = static_cast<int>(threadIdx.x) % VOXEL_THREADS;
   const int thread_channel = static_cast<int>(threadIdx.x) / VOXEL_THREADS * THREAD_CHANNELS;
+  const Epilogue epilogue{bias};
   accum_t sums[THREAD_VOXELS][THREAD_CHANNELS];
   for (int c = 0; c < THREAD_CHANNELS; ++c) {
     const int co = channel_base + thread_channel + c;
-    const bool has_bias = bias != nullptr && co < out_channels;
-    const accum_t start = has_bias ? to_accum(bias[group * out_channels + co]) : accum_t(0);
+    const accum_t start = epilogue.start(group * out_channels + co, co < out_channels);
     for (int v = 0; v < THREAD_VOXELS; ++v) sums[v][c] = start;
   }
 
@@ -149,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
     scalar_t* y = output.at(n, group * out_channels + channel_base + thread_channel, o[0], o[1], o[2]);
     for (int c = 0; c < THREAD_CHANNELS; ++c, y += output.stride[1]) {
-      if (channel_base + thread_channel + c < out_channels) *y = to_scalar(sums[v][c]);
+      if (channel_base + thread_channel + c < out_channels) *y = epilogue.finish(sums[v][c]);
     }
   }
 }

@@ -331,7 +331,7 @@ def test_kernel_that_refuses_everything_fails() -> None:
 def test_verify_sees_one_wrong_voxel_in_any_layout(kind: str, seed: int) -> None:
     source = registry.kernel("fprop_gather").source
     wrong = source.replace(
-        "= to_scalar(sum);", "= to_scalar(o.c == 1 && o.n == 1 && o.w == 2 ? sum * accum_t(1.01) + 1 : sum);"
+        "finish(sum);", "finish(o.c == 1 && o.n == 1 && o.w == 2 ? sum * accum_t(1.01) + 1 : sum);"
     )
     assert wrong != source
     problem = Problem.parse("n2_c2to2_i1x1x3_k1")
@@ -381,7 +381,7 @@ def test_a_kernel_says_that_it_multiplies_padding() -> None:
 
 def test_a_kernel_says_where_it_spreads_nan() -> None:
     source = registry.kernel("fprop_gather").source
-    spreads = source.replace("to_scalar(sum)", "to_scalar(sum + 0 * to_accum(*input.at(o.n, 0, 0, 0, 0)))")
+    spreads = source.replace("finish(sum)", "finish(sum + 0 * to_accum(*input.at(o.n, 0, 0, 0, 0)))")
     told = spreads.replace("[[launch]]", '[spreads_nan]\n"kernel_w > 1" = "of a reason"\n[[launch]]', 1)
     alone, pair = Problem.parse("n1_c1to1_i1x1x3_k1"), Problem.parse("n1_c1to1_i1x1x3_k1x1x2")
     for text, problem, passes in ((spreads, pair, False), (told, pair, True), (told, alone, False)):
@@ -393,7 +393,7 @@ def test_a_kernel_says_where_it_spreads_nan() -> None:
 def test_lost_nan_and_unwritten_elements_are_told_apart() -> None:
     problem = Problem.parse("n1_c1to1_i1x1x3_k1")
     source = registry.kernel("fprop_gather").source
-    lost = source.replace("to_scalar(sum)", "to_scalar(sum != sum ? accum_t(0) : sum)")
+    lost = source.replace("finish(sum)", "finish(sum != sum ? accum_t(0) : sum)")
     outcomes = (verify(HostBackend(), Kernel.from_source(lost), problem, "fp32", "nan", seed) for seed in range(9))
     outcome = next(outcome for outcome in outcomes if not outcome.ok)
     assert outcome.message.startswith("NaN: wrong value") and outcome.got == 0

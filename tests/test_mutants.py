@@ -150,8 +150,8 @@ def test_a_check_that_lets_mutants_through_is_noticed(monkeypatch: pytest.Monkey
 
 def test_machine_code_tells_what_comments_do_not() -> None:
     source = kernel("fprop_gather").source
-    same = Kernel.from_source(source.replace("accum_t(0)", "float(0)"), "fprop_gather")
-    other = Kernel.from_source(source.replace("accum_t(0)", "accum_t(1)"), "fprop_gather")
+    same = Kernel.from_source(source.replace("accum_t sum", "float sum"), "fprop_gather")
+    other = Kernel.from_source(source.replace("finish(sum)", "finish(-sum)"), "fprop_gather")
     code = machine_code(Kernel.from_source(source, "fprop_gather"), "fp32")
     assert machine_code(same, "fp32") == code != machine_code(other, "fp32")
 

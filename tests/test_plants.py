@@ -118,7 +118,7 @@ def test_the_kept_judgements_are_of_these_plants() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "geometry.toml").write_text(ENTRY.format("signs", "to_accum(bias[o.c])", "-to_accum(bias[o.c])"))
+    (tmp_path / "geometry.toml").write_text(ENTRY.format("signs", "epilogue.start(o.c)", "-epilogue.start(o.c)"))
     line = ["mutants", "--plants", str(tmp_path), "--workers", "1", "--scores", str(tmp_path / "scores.json")]
     assert cli.main(line) == 0
     out = capsys.readouterr().out

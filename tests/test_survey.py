@@ -166,7 +166,7 @@ def test_a_rival_that_takes_seconds_is_not_searched_for(meter: Bench, fake_clock
 
 
 def test_wrong_results_are_named(tmp_path: Path, fake_clock: None) -> None:
-    wrong = Kernel.from_source(GATHER.source.replace("to_scalar(sum)", "to_scalar(sum + accum_t(1))"), "off")
+    wrong = Kernel.from_source(GATHER.source.replace("finish(sum)", "finish(sum + accum_t(1))"), "off")
     data, text = run(tmp_path / "w.json", Survey(0, 3, layouts=("ncdhw",), kernels=[wrong]))
     bad = [row for row in call_rows(data) if row.wrong]
     assert data["wrong"] == len(bad) > 0 and {row.contender for row in bad} == {wrong.name}

@@ -192,8 +192,8 @@ PATCH_MISTAKES = {
     "the first chunk's channels again": ("(copied_chunk * 2 + half) * STAGED", "half * STAGED"),
     "channels in other places than they are read from": ("stage + staged(k, lane % COUNT)", "stage + k * COUNT + lane % COUNT"),
     "no bias where runs are whole": (
-        "(bias != nullptr) {\n      store(Flag<true>{}, Flag<true>{});",
-        "(bias != nullptr) {\n      store(Flag<true>{}, Flag<false>{});",
+        "(epilogue.changes_sums()) {\n      store(Flag<true>{}, Flag<true>{});",
+        "(epilogue.changes_sums()) {\n      store(Flag<true>{}, Flag<false>{});",
     ),
 }
 
@@ -372,8 +372,8 @@ MISTAKES = {
     ),
     "composed outputs stored before their sums are there": ("              mbarrier_wait(composing.empty(), composing.parity);\n", ""),
     "bias filled in before composed outputs are read": (
-        "          bulk_wait_read<0>();\n          __syncwarp();\n          if (bias",
-        "          if (bias",
+        "          bulk_wait_read<0>();\n          __syncwarp();\n          if (!epilogue",
+        "          if (!epilogue",
     ),
     "sums put in before the bias is read": (
         "                bulk_wait_read<0>();\n                mbarrier_arrive",
@@ -565,7 +565,7 @@ BOTH_MISTAKES = {
     "taps of the first class for both": ("ew = both ? turn % 2 : class_w(turn / chunks)", "ew = both ? 0 : class_w(turn / chunks)"),
     "sums of one class alone": ("i < at_once * 2 * TILES_M", "i < 2 * TILES_M"),
     "a plane too few": ("CONSUMERS + (taps[unit->ed].count - 1) * apart_d", "CONSUMERS"),
-    "channels of a pair": ("sums[i / 2][j * 4 + r * 2 + c] + added[c]", "sums[i / 2][j * 4 + r * 2] + added[c]"),
+    "channels of a pair": ("finish(sums[i / 2][j * 4 + r * 2 + c], start[c])", "finish(sums[i / 2][j * 4 + r * 2], start[c])"),
 }
 
 

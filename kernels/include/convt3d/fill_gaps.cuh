@@ -5,7 +5,7 @@
 
 // A warp fills what no tap reaches of some channels and of the rows in [first, end), counted over d and h: rows, and `columns` of the
 // others.
-__device__ inline void fill_gaps(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output, int n,
+__device__ inline void fill_gaps(const Problem& problem, const Epilogue& epilogue, const View<scalar_t>& output, int n,
                                  int first_channel, int channels, index_t first, index_t end, bool columns) {
   const index_t width = problem.output_size[2], height = problem.output_size[1];
   for (index_t row = first, next; row < end; row = next) {
@@ -13,7 +13,7 @@ __device__ inline void fill_gaps(const Problem& problem, const scalar_t* bias, c
     const bool is_plane = !has_tap(problem, 0, d);
     next = is_plane ? min(end, row - h + height) : row + 1;
     if (is_plane || !has_tap(problem, 1, h)) {
-      fill_outputs(problem, bias, output, n, first_channel, channels, d, d + 1, h * width, (h + next - row) * width, 0, 1);
+      fill_outputs(problem, epilogue, output, n, first_channel, channels, d, d + 1, h * width, (h + next - row) * width, 0, 1);
       continue;
     }
     // Lanes have neighbours along w; where channels lie side by side, as many of these as there are.
@@ -22,7 +22,7 @@ __device__ inline void fill_gaps(const Problem& problem, const scalar_t* bias, c
     while (together > channels) together /= 2;
     for (int w = lane / together; columns && w < width; w += 32 / together) {
       for (int c = has_tap(problem, 2, w) ? channels : lane % together; c < channels; c += together) {
-        *output.at(n, first_channel + c, d, h, w) = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
+        *output.at(n, first_channel + c, d, h, w) = epilogue.untouched(first_channel + c);
       }
     }
   }

@@ -1,8 +1,9 @@
-// Where no tap reaches some outputs they are the bias alone. Rows and columns left out between others are no whole sectors of memory,
+// Where no tap reaches some outputs they are the epilogue of nothing, the bias alone. Rows and columns left out between others are no whole sectors of memory,
 // so they are stored by the block that stores the sums beside them, at about the same time: L2 makes whole sectors of both.
 #pragma once
 
 #include "convt3d/advanced.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 
 // A warp fills `count` neighbours: 16 bytes a lane from the first multiple of 32 elements on, where lines or halves of them begin.
@@ -30,7 +31,7 @@ __device__ inline void fill_run(scalar_t* run, Index count, scalar_t value, int 
 
 // Fill, with `warps` warps, the outputs with begin <= h * width + w < end of some channels and of the planes in [first_d, end_d).
 template <class Index>
-__device__ inline void fill_outputs(const Problem& problem, const scalar_t* bias, const View<scalar_t>& output, int n,
+__device__ inline void fill_outputs(const Problem& problem, const Epilogue& epilogue, const View<scalar_t>& output, int n,
                                     int first_channel, int channels, int first_d, int end_d, Index begin, Index end, int warp,
                                     int warps) {
   const int lane = computed_anew(static_cast<int>(threadIdx.x)) % 32, width = problem.output_size[2];
@@ -50,7 +51,7 @@ __device__ inline void fill_outputs(const Problem& problem, const scalar_t* bias
       scalar_t* run = plane;
 #pragma unroll 1
       for (int c = first_c; c < channels; c += step_c) {
-        const scalar_t value = bias == nullptr ? to_scalar(accum_t(0)) : bias[first_channel + c];
+        const scalar_t value = epilogue.untouched(first_channel + c);
         if (output.stride[4] == 1) {
           fill_run(run, stop - at, value, lane);
         } else {
