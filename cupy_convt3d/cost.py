@@ -160,10 +160,10 @@ def kernel_terms(kernel: Kernel, problem: Problem, instance: str, layout: str, c
     packs = {step.packs for step in launches if step.packs is not None}
     if packed:
         launches = [step for step in launches if step.packs is None]
-    blocks = max(1, math.prod(launches[-1].grid)) if launches else 1
+    cost = {name: evaluate(expression, names) for name, expression in kernel.cost.items()}
+    blocks = max(1, cost.get("blocks", math.prod(launches[-1].grid) if launches else 1))
     rounds = -(-blocks // multiprocessors)  # blocks of the busiest multiprocessor
     flop_ms = card.flop_ms(problem.flop, instance)
-    cost = {name: evaluate(expression, names) for name, expression in kernel.cost.items()}
     steps = cost.get("steps", 0)
     block_ms = flop_ms / blocks * multiprocessors
     if "products" in cost:

@@ -68,7 +68,7 @@ _KEYS = {
     *("pass", "dtypes", "architectures", "deterministic", "specialize", "constants", "restrictions", "workspace", "search"),
     *("static_shared_bytes", "launch", "spreads_nan", "multiplies_padding", "cost"),
 }
-_COST_KEYS = ("steps", "products", "bytes", "first_bytes")
+_COST_KEYS = ("steps", "products", "bytes", "first_bytes", "blocks")
 _TENSOR_KINDS = ("pointer", "view")
 _LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs", "prepares"}
 
@@ -481,7 +481,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
     if unknown := set(tables["cost"]) - set(_COST_KEYS):
         raise fail(f"cost: has unknown keys {sorted(unknown)}; known: {list(_COST_KEYS)}")
     if tables["cost"] and not {"steps", "products"} <= set(tables["cost"]):
-        raise fail("cost: give steps and the products of a step; bytes and first_bytes may be left out")
+        raise fail("cost: give steps and the products of a step; bytes, first_bytes and blocks may be left out")
     if taken := set(tables["workspace"]) & set(TENSORS[pass_name]):
         raise fail(f"workspace: {sorted(taken)[0]!r} is a tensor of {pass_name}; choose another name")
     tunables = dict(_defaults(source))

@@ -10,6 +10,7 @@ LEAD_W = "lead_w"
 EVEN_TAPS_H = "even_taps_h"
 EVEN_TAPS_W = "even_taps_w"
 FILLED = "filled"
+SPLIT = "is_split"
 [constants]
 pairs = "1 if stride_w == 2 and itemsize == 4 and (dilation_w == 2 or dilation_w == 1 and kernel_w <= 8) else 0"
 live_residues = "2 if pairs and dilation_w == 1 and kernel_w > 1 else 1"
@@ -54,6 +55,12 @@ channel_elements = "rows * pitch + taps_d * taps_h * taps_w * thread_channels * 
 stage_elements = "max(channel_elements, min(in_channels_per_group * channel_elements, STAGE_BYTES * threads // 256 // itemsize // 4 * 4))"
 row_slots = "ceil_div(rows, 2) * 2"
 store_outputs = "8 // thread_channels"
+# Where blocks are few they share the input channels: so many parts that there are about four blocks for each multiprocessor.
+blocks = "classes * batch * groups * tiles * channel_tiles"
+wanted_parts = "1 if filled else DEPTH_PARTS if DEPTH_PARTS != 0 else min(16, 4 * multiprocessors // max(1, blocks), in_channels_per_group // 16)"
+part_channels = "8 * ceil_div(in_channels_per_group, 8 * max(1, wanted_parts))"
+parts = "ceil_div(in_channels_per_group, part_channels)"
+is_split = "1 if parts > 1 else 0"
 block_bytes = "8 * row_slots + max(2 * stage_elements * itemsize, threads * (8 * store_outputs + 8 * itemsize + 16))"
 [restrictions]
 "max(stride_d * spread_d, stride_h * spread_h, stride_w * spread_w) < 2 * 1024 * 1024 * 1024" = "the least common multiple of stride and dilation must be below 2^31 on each axis"
@@ -62,12 +69,15 @@ block_bytes = "8 * row_slots + max(2 * stage_elements * itemsize, threads * (8 *
 BLOCK_WARPS = [6, 8]
 POSITION_WARPS = [4, 8]
 UNROLLED_TAPS = [3, 10]
+DEPTH_PARTS = [0, 1]
 [cost]
-steps = "in_channels_per_group * taps_d * taps_h * taps_w"
+steps = "part_channels * taps_d * taps_h * taps_w"
 products = "tile_quads * 4 * thread_channels * channel_warps"
 bytes = "channel_elements * itemsize // (taps_d * taps_h * taps_w)"
+blocks = "blocks * parts"
 [workspace]
 packed_weight = "in_channels * taps * thread_tiles * thread_channels"
+partial_sums = "parts * output_numel if is_split else 0"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_simt_pack"
 grid = "ceil_div(in_channels * taps * thread_tiles * thread_channels, 256)"
@@ -75,9 +85,14 @@ block = 256
 packs = "packed_weight"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_simt"
-grid = "classes * batch * groups * tiles * channel_tiles"
+grid = "blocks * parts"
 block = "threads"
 shared_bytes = "block_bytes"
+[[launch]]
+symbol = "convt3d_fprop_implicit_gemm_simt_add"
+when = "is_split"
+grid = "ceil_div(output_numel, 256)"
+block = 256
 */
 // Implicit GEMM on the CUDA cores. The outputs with equal (o + padding) mod lcm(stride, dilation) are one dense correlation, with
 // steps of one in both, of every (dilation/gcd)-th input with every (stride/gcd)-th tap (see DenseAxis):
@@ -99,6 +114,9 @@ shared_bytes = "block_bytes"
 // at 3 taps. A thread has 128 registers, so that 16 warps are on a multiprocessor: its 64 sums leave room for what the loop needs.
 //
 // Where channels lie together in the output, the sums pass through shared memory, so that neighbouring lanes store neighbouring channels.
+//
+// Few tiles leave most multiprocessors idle. There each block multiplies a part of the input channels and stores its sums in memory that
+// the parts have each for themselves, in the output's order; a third launch adds them up, part after part, and the bias.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
 #include "convt3d/dense_axis.cuh"
@@ -128,6 +146,10 @@ shared_bytes = "block_bytes"
 #ifndef UNROLLED_TAPS
 #define UNROLLED_TAPS 10
 #endif
+// Parts of the input channels; 0: by the problem.
+#ifndef DEPTH_PARTS
+#define DEPTH_PARTS 0
+#endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef CHANNELS
 #define CHANNELS 8
@@ -149,6 +171,9 @@ shared_bytes = "block_bytes"
 #endif
 #ifndef FILLED
 #define FILLED 0
+#endif
+#ifndef SPLIT
+#define SPLIT 0
 #endif
 
 constexpr int QUADS = sizeof(accum_t) == 4 ? THREAD_QUADS : 1;  // fp64 sums take two registers each
@@ -360,16 +385,54 @@ __device__ __forceinline__ void store_eight(const scalar_t (&row)[8], scalar_t* 
   }
 }
 
+// The sums of a part, [part][outputs in the order of the result's memory: by channels or by rows].
+static_assert(sizeof(accum_t) == sizeof(scalar_t), "partial sums are stored as outputs are");
+__device__ inline View<scalar_t> part_of(const View<scalar_t>& result, const Problem& problem, accum_t* partial_sums,
+                                         int part) {
+  const index_t channels = problem.out_channels, w = problem.output_size[2], plane = problem.output_size[1] * w;
+  const index_t volume = problem.output_size[0] * plane;
+  scalar_t* const sums = reinterpret_cast<scalar_t*>(partial_sums) + part * problem.batch * channels * volume;
+  if (channels_lie_together(result)) return {sums, {volume * channels, 1, plane * channels, w * channels, channels}};
+  return {sums, {volume * channels, volume, plane, w, 1}};
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_fprop_implicit_gemm_simt_add(const Problem problem, const accum_t* __restrict__ partial_sums,
+                                         const scalar_t* __restrict__ bias, const View<scalar_t> output, const int parts) {
+  const Epilogue epilogue{bias};
+  const index_t volume = static_cast<index_t>(problem.output_size[0]) * problem.output_size[1] * problem.output_size[2];
+  const index_t channels = problem.out_channels, count = problem.batch * channels * volume,
+                index = blockIdx.x * 256LL + threadIdx.x;
+  if (index >= count) return;
+  accum_t sum = accum_t(0);
+#pragma unroll 4
+  for (int part = 0; part < parts; ++part) sum += partial_sums[part * count + index];
+  const bool by_channels = channels_lie_together(output);
+  const int co = static_cast<int>((by_channels ? index : index / volume) % channels);
+  const index_t n = index / (channels * volume);
+  index_t place = (by_channels ? index / channels : index) % volume;
+  const index_t w = place % problem.output_size[2];
+  place /= problem.output_size[2];
+  *output.at(n, co, place / problem.output_size[1], place % problem.output_size[1], w) =
+      epilogue.finish(sum, epilogue.start(co));
+}
+
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     convt3d_fprop_implicit_gemm_simt(const Problem problem, const View<const scalar_t> input,
                                      const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                      const View<scalar_t> output, const int thread_channels, const int thread_quads,
                                      const int pairs, const int live_residues, const int even_taps_h, const int even_taps_w,
                                      const int channel_warps, const int stage_elements, const int row_slots, const int tiles,
-                                     const int thread_tiles, const int filled) {
-  const Epilogue epilogue{bias};
+                                     const int thread_tiles, const int filled, accum_t* __restrict__ partial_sums,
+                                     const int is_split, const int parts, const int part_channels) {
+  // A part's sums are finished by another launch.
+  const bool split = SPECIALIZED(SPLIT, is_split) != 0;
+  const Epilogue epilogue{split ? nullptr : bias};
+  const int part = split ? static_cast<int>(blockIdx.x / (gridDim.x / parts)) : 0;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Tile tile;
+  __shared__ View<scalar_t> of_part;  // registers are for sums
+  const View<scalar_t>& target = split ? of_part : output;
   index_t* row_offset = reinterpret_cast<index_t*>(shared);
   accum_t* stages = reinterpret_cast<accum_t*>(shared + 8 * row_slots);
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -380,6 +443,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
   if (thread == 0) {
     find_tile(tile, problem, input, position_threads * quads, own_channels, pair, residues, channel_warps, stage_elements,
               tiles, thread_tiles);
+    if (split) of_part = part_of(output, problem, partial_sums, part);
   }
   __syncthreads();
   // Of all rows a block has about those of its tile, so that L2 makes whole sectors of both.
@@ -392,7 +456,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     const index_t rows = static_cast<index_t>(problem.output_size[0]) * problem.output_size[1];
     const index_t first = rows * share / shares, count = rows * (share + 1) / shares - first;
     const int warp = thread / 32, warps = threads / 32;
-    fill_gaps(problem, epilogue, output, tile.n, tile.group * group_channels + channel,
+    fill_gaps(problem, epilogue, target, tile.n, tile.group * group_channels + channel,
               min(channel_warps * own_channels, group_channels - channel), first + count * warp / warps,
               first + count * (warp + 1) / warps, !pair);
   };
@@ -417,9 +481,10 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     for (int i = 0; i < quads * residues * 4; ++i) sums[i][c] = accum_t(0);
   }
 
-  const int channels = problem.in_channels / problem.groups;
+  const int begin = split ? part * part_channels : 0, all_channels = problem.in_channels / problem.groups;
+  const int channels = split ? min(all_channels, begin + part_channels) : all_channels;  // the end of them
   int buffer = 0;
-  for (int first = 0; first < channels + tile.chunk; first += tile.chunk, buffer ^= 1) {
+  for (int first = begin; first < channels + tile.chunk; first += tile.chunk, buffer ^= 1) {
     cp_async_wait_all();
     __syncthreads();  // the stage copied in the last round has landed, and the one before it has been read
     // Registers are for sums: what follows from the thread's number is not kept.
@@ -444,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
       for (int i = again - channel_warp * position_threads; i < count * tile.channel_weights / VECTOR; i += position_threads)
         copy_async(weights + i, packed + i, true);
     }
-    if (first == 0) continue;
+    if (first == begin) continue;
     const accum_t* stage = stages + (buffer ^ 1) * stage_elements;
     const int count = min(chunk, channels - first + chunk);
     const accum_t* weights = stage + weights_at + tile.first_kd * tile.shape.taps_h * tile.shape.weight_row;
@@ -486,11 +551,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
   for (int c = 0; c < own_channels; ++c) {
     start[c] = epilogue.start(tile.group * out_channels + first_out + c, first_out + c < out_channels);
   }
-  if (channels_lie_together(output)) {
+  if (channels_lie_together(target)) {
     __syncthreads();  // the last stage has been read
     const int outputs = 8 / own_channels, of_quad = pair ? 8 : 4;
     const ChannelStage stage = channel_stage(reinterpret_cast<unsigned char*>(stages), again / 32, outputs, own_channels);
-    const bool pieces = channels_are_pieces(output, out_channels);
+    const bool pieces = channels_are_pieces(target, out_channels);
 #pragma unroll
     for (int q = 0; q < quads; ++q) {
       const int index = tile.first_quad + q * position_threads + again % position_threads;
@@ -506,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
             [&](int i) {
               const index_t at = w + (first + i) * step;
               const bool live = index < tile.end_quad && at >= 0 && at < problem.output_size[2];
-              return live ? output.at(tile.n, tile.group * out_channels + first_out, d, h, at) : nullptr;
+              return live ? target.at(tile.n, tile.group * out_channels + first_out, d, h, at) : nullptr;
             },
             [&](int i, int c) {
               const int at = first + i, r = at % 2;
@@ -527,11 +592,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
       const int d = tile.axis[0].first_output + row / tile.axis[1].outputs * tile.axis[0].step;
       const int h = tile.axis[1].first_output + row % tile.axis[1].outputs * tile.axis[1].step;
       const index_t w = tile.axis[2].first_output + static_cast<index_t>(first_w) * tile.axis[2].step;
-      const index_t step = tile.axis[2].step * output.stride[4];
-      scalar_t* y = output.at(tile.n, tile.group * out_channels + first_out, d, h, w);
+      const index_t step = tile.axis[2].step * target.stride[4];
+      scalar_t* y = target.at(tile.n, tile.group * out_channels + first_out, d, h, w);
       const int outputs_w = tile.axis[2].outputs, last_c = out_channels - first_out;
 #pragma unroll
-      for (int c = 0; c < own_channels; ++c, y += output.stride[1]) {
+      for (int c = 0; c < own_channels; ++c, y += target.stride[1]) {
         if (c >= last_c) continue;
         if (pair) {
           scalar_t row[8];
@@ -543,7 +608,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
                                               : accum_t(0);
             row[i] = epilogue.finish(sum, start[c]);
           }
-          store_eight(row, y, output.stride[4], w, problem.output_size[2]);
+          store_eight(row, y, target.stride[4], w, problem.output_size[2]);
         } else {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {

@@ -429,6 +429,12 @@ def test_the_costs_that_ship_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
             assert all(value in (*kernel.search[name], kernel.tunables[name]) for name, value in configuration.tunables.items())
 
 
+def test_blocks_are_the_last_launchs_unless_a_cost_says_how_many() -> None:
+    lines = '[cost]\nsteps = "taps"\nproducts = "out_channels"\n'
+    one, two = (cost.kernel_terms(mine(text), WIDE, "fp32", "ncdhw", CARD, False) for text in (lines, lines + 'blocks = "66 * 132"\n'))
+    assert two["products"] == pytest.approx(66 * two["block_products"]) and one["products"] != two["products"]
+
+
 def test_a_declared_cost_is_no_code() -> None:
     """It changes no digest, so what was measured counts on."""
     declared = mine('[cost]\nsteps = "taps"\nproducts = "out_channels"\nbytes = "16"\nfirst_bytes = "8"\n')
