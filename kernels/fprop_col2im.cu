@@ -187,7 +187,9 @@ constexpr int OPERANDS = 2 * COLUMNS + 8;
 #else
 constexpr int OPERANDS = 4 * ROWS * PARTS + 8 * (PARTS - 1);
 #endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int REST = 48;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int REST = 44;
 #else
 constexpr int REST = 40;
