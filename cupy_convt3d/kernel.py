@@ -152,8 +152,8 @@ class Kernel:
             sentence that says why; "auto" then leaves the problem to others.
         multiplies_padding: whether weights are multiplied with zeros beyond the input, so that one that is not finite makes NaN of all
             outputs whose residue class has its tap. Only for fprop.
-        skips_dead_taps: whether it leaves out taps that lead nowhere by itself; "auto" then gives it all of the weight, not the part that has
-            the others. Only for fprop and dgrad.
+        skips_dead_taps: whether it leaves out taps that lead nowhere by itself; "auto" then gives it all of the weight, not the part
+            that has the others. Only for fprop and dgrad.
         static_shared_bytes: the most that a block's `__shared__` variables take beside what its launch asks for.
         search: the values that `convt3d tune` tries, by tunable.
         cost: what the busiest block of the last launch does, for predictions of its time: `steps` that follow one another, the
