@@ -276,9 +276,10 @@ def asked_of_kernels(problem: Problem, pass_name: str) -> Problem:
 def given_to(
     kernel: Kernel, instance: str, problem: Problem, pass_name: str, arch: str | None, limits: Limits | None
 ) -> Problem:
-    """Return what "auto" gives a kernel that it takes: all of the problem if the kernel takes no strides of the weight, so that a part of
-    it would have to be copied, and can do the whole; else what it is asked for."""
-    whole = not kernel.takes_strides("weight") and kernel.why_not(problem, instance, arch, limits) is None
+    """Return what "auto" gives a kernel that it takes: all of the problem if the kernel leaves out dead taps by itself, or takes no strides
+    of the weight, so that a part of it would have to be copied, and can do the whole; else what it is asked for."""
+    wants = kernel.skips_dead_taps or not kernel.takes_strides("weight")
+    whole = wants and kernel.why_not(problem, instance, arch, limits) is None
     return problem if whole else asked_of_kernels(problem, pass_name)
 
 

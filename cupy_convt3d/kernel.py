@@ -66,7 +66,7 @@ _KERNEL_NAME = re.compile(r"\w[\w .,+()@-]*")
 _TUNABLE = re.compile(r"^#ifndef (?P<name>[A-Z][A-Z0-9_]*)\n#define (?P=name) (?P<value>[0-9]{1,12})\n#endif", re.MULTILINE)
 _KEYS = {
     *("pass", "dtypes", "architectures", "deterministic", "specialize", "constants", "restrictions", "workspace", "search"),
-    *("static_shared_bytes", "launch", "spreads_nan", "multiplies_padding", "cost"),
+    *("static_shared_bytes", "launch", "spreads_nan", "multiplies_padding", "skips_dead_taps", "cost"),
 }
 _COST_KEYS = ("steps", "products", "bytes", "first_bytes", "blocks")
 _TENSOR_KINDS = ("pointer", "view")
@@ -152,6 +152,8 @@ class Kernel:
             sentence that says why; "auto" then leaves the problem to others.
         multiplies_padding: whether weights are multiplied with zeros beyond the input, so that one that is not finite makes NaN of all
             outputs whose residue class has its tap. Only for fprop.
+        skips_dead_taps: whether it leaves out taps that lead nowhere by itself; "auto" then gives it all of the weight, not the part
+            that has the others. Only for fprop and dgrad.
         static_shared_bytes: the most that a block's `__shared__` variables take beside what its launch asks for.
         search: the values that `convt3d tune` tries, by tunable.
         cost: what the busiest block of the last launch does, for predictions of its time: `steps` that follow one another, the
@@ -175,6 +177,7 @@ class Kernel:
     workspace: Mapping[str, str | int] = field(default_factory=dict)
     spreads_nan: Mapping[str, str] = field(default_factory=dict)
     multiplies_padding: bool = False
+    skips_dead_taps: bool = False
     static_shared_bytes: int = 0
     search: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     cost: Mapping[str, str | int] = field(default_factory=dict)
@@ -474,6 +477,9 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
     padding = declared.get("multiplies_padding", False)
     if not isinstance(padding, bool) or (padding and pass_name != "fprop"):
         raise fail(f"multiplies_padding={shown(padding)}: must be true or false, and true only for fprop")
+    skips = declared.get("skips_dead_taps", False)
+    if not isinstance(skips, bool) or (skips and pass_name == "wgrad"):
+        raise fail(f"skips_dead_taps={shown(skips)}: must be true or false, and true only for fprop and dgrad")
     static = declared.get("static_shared_bytes", 0)
     if type(static) is not int or not 0 <= static <= MAX_SHARED_BYTES:
         raise fail(f"static_shared_bytes={shown(static)}: must be a number of bytes, at most {MAX_SHARED_BYTES}")
@@ -508,6 +514,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
         restrictions=_reasons(fail, "restrictions", declared.get("restrictions", {})),
         spreads_nan=_reasons(fail, "spreads_nan", declared.get("spreads_nan", {})),
         multiplies_padding=padding,
+        skips_dead_taps=skips,
         search=_search(fail, declared.get("search", {}), tunables),
         specialize=tables["specialize"],
         constants=tables["constants"],

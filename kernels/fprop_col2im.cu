@@ -2,6 +2,7 @@
 pass = "fprop"
 dtypes = ["tf32", "tf32x3", "fp32", "bf16", "fp16"]
 static_shared_bytes = 128
+skips_dead_taps = true
 [specialize]
 ROW_TILES = "row_tiles_of_warp"
 COLUMN_TILES = "tile_columns // 32"
@@ -49,6 +50,21 @@ row_tiles_of_warp = "tile_rows // (16 * warp_rows)"
 tile_channels = "max(1, (tile_columns - most_shift) // live_taps)"
 channel_tiles = "ceil_div(out_channels_per_group, tile_channels)"
 tiles = "row_tiles * channel_tiles * groups"
+# A weight with channels in a row: a tile has only the taps of one class of outputs, and as many more channels, up to 128 bytes in a row.
+# Taps split_d apart lead to outputs split_d apart; from one input each tap leads to an output of its own.
+whole_planes = "1 if first_tap % (kernel_h * kernel_w) == 0 and live_taps % (kernel_h * kernel_w) == 0 else 0"
+apart_d = "gcd(kernel_d, stride_d if input_d > 1 else 0) if live_taps == taps and tile_channels < wide else 1"
+apart_h = "gcd(kernel_h, stride_h if input_h > 1 else 0) if whole_planes and tile_channels * split_d < wide else 1"
+apart_w = "gcd(kernel_w, stride_w if input_w > 1 else 0) if whole_planes and tile_channels * split_d * split_h < wide else 1"
+split_d = "apart_d if gcd(apart_d, dilation_d) == 1 else 1"
+split_h = "apart_h if gcd(apart_h, dilation_h) == 1 else 1"
+split_w = "apart_w if gcd(apart_w, dilation_w) == 1 else 1"
+wide = "min(out_channels_per_group, 8 * vector)"
+classes = "split_d * split_h * split_w"
+most_channels = "tile_channels * classes"
+class_channels = "most_channels // vector * vector if most_channels >= vector else most_channels"
+class_tiles = "ceil_div(out_channels_per_group, class_channels)"
+column_tiles = "max(channel_tiles, classes * class_tiles)"
 # The depth comes in chunks of so many cells of 16 bytes.
 cells = "STAGE_CELLS if STAGE_CELLS != 0 else 8 if tile_rows * tile_columns <= 4096 and in_channels_per_group > 4 * vector else 4"
 chunk = "cells * vector"
@@ -67,6 +83,13 @@ partial_count = "row_tiles * parts * tile_images * out_channels * reach_d * reac
 run_step_d = "(stride_d * kernel_h * kernel_w - dilation_d * box_h * box_w * pitch) // gcd(stride_d, dilation_d)"
 run_step_h = "(stride_h * kernel_w - dilation_h * box_w * pitch) // gcd(stride_h, dilation_h)"
 run_step_w = "(stride_w - dilation_w * pitch) // gcd(stride_w, dilation_w)"
+# ... and where a tap's channels follow one another.
+tap_step_w = "class_channels"
+tap_step_h = "kernel_w // split_w * tap_step_w"
+tap_step_d = "kernel_h // split_h * tap_step_h"
+class_step_d = "(stride_d // split_d * tap_step_d - dilation_d * box_h * box_w * pitch) // gcd(stride_d, dilation_d)"
+class_step_h = "(stride_h // split_h * tap_step_h - dilation_h * box_w * pitch) // gcd(stride_h, dilation_h)"
+class_step_w = "(stride_w // split_w * tap_step_w - dilation_w * pitch) // gcd(stride_w, dilation_w)"
 row_cells = "voxels * groups * row_channels // vector"
 runs = "boxes_d * reach_d + boxes_h * reach_h + boxes_w * reach_w"
 stage_bytes = "tile_rows * (cells * 16 + 16) + chunk * pitch * itemsize"
@@ -76,7 +99,7 @@ channel_quads = "ceil_div(out_channels, 4)"
 "reach_d + reach_h + reach_w <= 2048" = "a block has tables of at most 2048 coordinates of its outputs"
 "tile_rows * tile_columns <= 32768 // operand_parts" = "a thread has registers for at most 64 sums, and in tf32x3 as many small ones"
 "live_taps + most_shift <= 256" = "a tile of at most 256 columns has all taps of an output channel"
-"max(out_channels_per_group * taps, tiles * parts, 4 * row_cells, runs, batch * channel_quads * output_voxels) < 2147483136" = "the columns of a group, the blocks, the input and the quads of outputs must be below 2^31"
+"max(out_channels_per_group * taps, row_tiles * column_tiles * groups * parts, 4 * row_cells, runs, batch * channel_quads * output_voxels) < 2147483136" = "the columns of a group, the blocks, the input and the quads of outputs must be below 2^31"
 [search]
 TILE_ROWS = [0, 16, 32, 64, 128]
 TILE_COLUMNS = [64, 128, 256]
@@ -92,7 +115,7 @@ block = 256
 [[launch]]
 symbol = "convt3d_fprop_col2im"
 prepares = "partial_sums"
-grid = "tiles * parts"
+grid = "row_tiles * column_tiles * groups * parts"
 block = "128 * warp_rows"
 shared_bytes = "tables_at + 8 * (reach_d + reach_h + reach_w)"
 [[launch]]
@@ -108,7 +131,9 @@ block = 256
 //   output[n, co, o] = bias[co] + sum over i*stride - padding + t*dilation = o of product[n, i][co, t]
 //
 // The weight is (ci, co, t): a matrix whose rows are the depth, and it is nearly all that has to be read. A block reads some of its columns, all
-// live taps of a few output channels, in vectors, and serves all residue classes by them. GEMM rows are voxels: whole volumes, or a box of one.
+// live taps of a few output channels, in vectors, and serves all residue classes by them. Where it is (ci, t, co) in memory, as channels_last has
+// it, so few channels are no vectors: a block then reads the taps of one class of outputs, and as many more channels, in columns (t, co).
+// GEMM rows are voxels: whole volumes, or a box of one.
 // So that all multiprocessors have work, tiles have few columns, and where that is not enough, a part of the depth each.
 //
 //   1. A launch lays the input out with channels in a row, if it is not so. Meanwhile the blocks of the next copy their first weights.
@@ -162,13 +187,15 @@ constexpr int OPERANDS = 2 * COLUMNS + 8;
 #else
 constexpr int OPERANDS = 4 * ROWS * PARTS + 8 * (PARTS - 1);
 #endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int REST = 48;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int REST = 44;
 #else
 constexpr int REST = 40;
 #endif
 constexpr int REGISTERS = ROWS * COLUMNS * 4 * PARTS + OPERANDS + REST;
-constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 60 ? 768 : REGISTERS <= 120 ? 512 : 256;
+constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 64 ? 768 : REGISTERS <= 120 ? 512 : 256;
 constexpr int BLOCKS = RESIDENT > THREADS ? RESIDENT / THREADS : 1;
 
 // Launches begin beside the ones before them on sm_90 and newer; the host runs both sides too.
@@ -190,6 +217,13 @@ __device__ __forceinline__ bool lies_in_rows(const Problem& problem, const View<
   rows = rows && (problem.batch == 1 || input.stride[0] % VECTOR == 0);
   for (int a = 0; a < 3; ++a) rows = rows && (problem.input_size[a] == 1 || input.stride[2 + a] % VECTOR == 0);
   return rows;
+}
+
+// Whether all taps of an output channel lie together; else columns are (t, co).
+__device__ __forceinline__ bool taps_lie_together(const Problem& problem, const View<const scalar_t>& weight) {
+  const int (&kernel)[3] = problem.kernel_size;
+  return (kernel[2] == 1 || weight.stride[4] == 1) && (kernel[1] == 1 || weight.stride[3] == kernel[2]) &&
+         (kernel[0] == 1 || weight.stride[2] == static_cast<index_t>(kernel[1]) * kernel[2]);
 }
 
 struct alignas(16) Vector {
@@ -224,9 +258,10 @@ __device__ __forceinline__ Share share_of(const Problem& problem, int axis, int 
   return share;
 }
 
-// Of an axis [box][output]: where inputs and taps that lead to an output begin, `input_step` and `tap_step` apart in the products.
+// Of an axis [box][output]: where inputs and taps that lead to an output begin, `input_step` and `tap_step` apart in the products, which have
+// every `split`th tap.
 __device__ __forceinline__ Run run_of(const Problem& problem, int axis, int index, int boxes, int length, int reach,
-                                      int overlap, int input_step, int tap_step) {
+                                      int overlap, int input_step, int tap_step, int split) {
   const int box = index / reach, begin = box * length, inputs = min(length, problem.input_size[axis] - begin);
   const Share share = share_of(problem, axis, box, boxes, length, overlap);
   if (index % reach >= share.count) return {0, 0};
@@ -237,28 +272,35 @@ __device__ __forceinline__ Run run_of(const Problem& problem, int axis, int inde
   const int from = beyond > 0 ? (beyond + taps.offset_step - 1) / taps.offset_step : 0;
   const int to = nearest < 0 ? 0 : min(taps.taps, nearest / taps.offset_step + 1);
   if (to <= from) return {0, 0};
-  return {(nearest - from * taps.offset_step) * input_step + (taps.first_tap + from * taps.tap_step) * tap_step, to - from};
+  const int tap = (taps.first_tap + from * taps.tap_step) / split;
+  return {(nearest - from * taps.offset_step) * input_step + tap * tap_step, to - from};
 }
 
 // prepared: [group][n, voxel][channel] of the input, zero from the last channel on, a vector a thread; and the runs of the axes.
 extern "C" __global__ void __launch_bounds__(256)
-    convt3d_prepare_col2im(const Problem problem, const View<const scalar_t> input, accum_t* __restrict__ prepared,
-                           const int voxels, const int row_channels, const int row_cells, const int boxes_d, const int boxes_h,
-                           const int boxes_w, const int box_d, const int box_h, const int box_w, const int reach_d,
-                           const int reach_h, const int reach_w, const int overlap_d, const int overlap_h, const int overlap_w,
-                           const int pitch) {
+    convt3d_prepare_col2im(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                           accum_t* __restrict__ prepared, const int voxels, const int row_channels, const int row_cells,
+                           const int boxes_d, const int boxes_h, const int boxes_w, const int box_d, const int box_h,
+                           const int box_w, const int reach_d, const int reach_h, const int reach_w, const int overlap_d,
+                           const int overlap_h, const int overlap_w, const int pitch, const int tap_step_d,
+                           const int tap_step_h, const int tap_step_w, const int split_d, const int split_h,
+                           const int split_w) {
   begin_next();
   const int row_blocks = (row_cells + 255) / 256, index = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
   if (static_cast<int>(blockIdx.x) >= row_blocks) {
     Run* const runs = reinterpret_cast<Run*>(prepared + static_cast<index_t>(row_cells) * 4);
     const int i = index - row_blocks * 256, before_h = boxes_d * reach_d, before_w = before_h + boxes_h * reach_h;
+    const bool together = taps_lie_together(problem, weight);
+    const int row = problem.kernel_size[2], plane = problem.kernel_size[1] * row;
     if (i < before_h) {
-      runs[i] = run_of(problem, 0, i, boxes_d, box_d, reach_d, overlap_d, box_h * box_w * pitch,
-                       problem.kernel_size[1] * problem.kernel_size[2]);
+      runs[i] = run_of(problem, 0, i, boxes_d, box_d, reach_d, overlap_d, box_h * box_w * pitch, together ? plane : tap_step_d,
+                       together ? 1 : split_d);
     } else if (i < before_w) {
-      runs[i] = run_of(problem, 1, i - before_h, boxes_h, box_h, reach_h, overlap_h, box_w * pitch, problem.kernel_size[2]);
+      runs[i] = run_of(problem, 1, i - before_h, boxes_h, box_h, reach_h, overlap_h, box_w * pitch, together ? row : tap_step_h,
+                       together ? 1 : split_h);
     } else if (i < before_w + boxes_w * reach_w) {
-      runs[i] = run_of(problem, 2, i - before_w, boxes_w, box_w, reach_w, overlap_w, pitch, 1);
+      runs[i] = run_of(problem, 2, i - before_w, boxes_w, box_w, reach_w, overlap_w, pitch, together ? 1 : tap_step_w,
+                       together ? 1 : split_w);
     }
     return;
   }
@@ -449,28 +491,41 @@ __device__ __forceinline__ void store_four(scalar_t* y, const float (&sum)[4], i
 
 // What a block computes; in shared memory where registers are for sums.
 struct Tile {
-  int row_tile, part, first_co, channels, first_n, images, first_product, image_step;
+  int row_tile, part, first_co, channels, first_n, images, first_product, image_step, together;
   Share shares[3];
+  Share own[3];  // of these, the first and how many there are of the tile's class
 };
 
+// Of the outputs from `first` on, the next whose taps are number `number` of every `split` taps.
+__device__ __forceinline__ int next_of_class(const Problem& problem, int axis, int first, int number, int split) {
+  const int lead = number * (problem.dilation[axis] % split) % split;
+  return (lead + 2 * split - problem.padding[axis] % split - first % split) % split;
+}
+
+__device__ __forceinline__ Share own_outputs(const Problem& problem, int axis, const Share& share, int number, int split) {
+  const int next = next_of_class(problem, axis, share.first, number, split);
+  return {next, share.count > next ? (share.count - next - 1) / split + 1 : 0};
+}
+
 // How far apart the products of an output are, on an axis.
-struct RunSteps {
+struct Steps {
   int d, h, w;
 };
 
 // Outputs of four channels, or volumes, and one place each: stored with the bias, or as the sums of a box and a part of the depth.
+template <bool TOGETHER>
 __device__ __forceinline__ void store_outputs(const Problem& problem, const scalar_t* __restrict__ bias,
                                               const View<scalar_t>& output, accum_t* __restrict__ partial_sums,
-                                              const float* products, const Run* tables, const Tile& tile, RunSteps steps,
-                                              int threads, int live_taps, int tile_channels, int tile_images, int parts,
-                                              int reach_d, int reach_h, int reach_w, bool summed) {
-  const Share(&shares)[3] = tile.shares;
-  const int outputs = shares[0].count * shares[1].count * shares[2].count;
+                                              const float* products, const Run* tables, const Tile& tile, Steps steps,
+                                              Steps splits, int threads, int channel_step, int tile_channels, int tile_images,
+                                              int parts, int reach_d, int reach_h, int reach_w, bool summed) {
+  const Share(&shares)[3] = tile.shares, (&own)[3] = TOGETHER ? tile.shares : tile.own;
+  const int outputs = own[0].count * own[1].count * own[2].count;
   if (outputs == 0) return;
   const bool along_channels = tile_channels >= 4 || tile_channels >= tile_images;
   const int inner = along_channels ? tile.channels : tile.images, outer = along_channels ? tile.images : tile.channels;
-  const int inner_step = along_channels ? live_taps : tile.image_step,
-            outer_step = along_channels ? tile.image_step : live_taps;
+  const int inner_step = along_channels ? channel_step : tile.image_step,
+            outer_step = along_channels ? tile.image_step : channel_step;
   const int quads = (inner + 3) / 4, thread = static_cast<int>(threadIdx.x);
   const index_t reach = static_cast<index_t>(reach_d) * reach_h * reach_w;
   const index_t channel_stride = summed ? reach : output.stride[1];
@@ -482,7 +537,13 @@ __device__ __forceinline__ void store_outputs(const Problem& problem, const scal
   if (set >= sets) return;
 #pragma unroll 1
   for (int place = sets > 1 ? thread % outputs : thread; place < outputs; place += threads) {
-    const int w = place % shares[2].count, row = place / shares[2].count, h = row % shares[1].count, d = row / shares[1].count;
+    const int row = place / own[2].count;
+    int w = place % own[2].count, h = row % own[1].count, d = row / own[1].count;
+    if (!TOGETHER) {
+      w = own[2].first + w * splits.w;
+      h = own[1].first + h * splits.h;
+      d = own[0].first + d * splits.d;
+    }
     const Run run_d = tables[d], run_h = tables[reach_d + h], run_w = tables[reach_d + reach_h + w];
     const float* const first_product = products + (tile.first_product + run_d.first + run_h.first + run_w.first);
     accum_t* const sums =
@@ -499,9 +560,9 @@ __device__ __forceinline__ void store_outputs(const Problem& problem, const scal
       float sum[4] = {}, added[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        const int own = first + min(q, count - 1);
-        at[q] = first_product + (other * outer_step + own * inner_step);
-        added[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[tile.first_co + (along_channels ? own : other)]);
+        const int each = first + min(q, count - 1);
+        at[q] = first_product + (other * outer_step + each * inner_step);
+        added[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[tile.first_co + (along_channels ? each : other)]);
       }
 #pragma unroll 1
       for (int i = 0; i < run_d.count; ++i) {
@@ -548,31 +609,84 @@ struct Rows {
   }
 };
 
+// Which columns a block has, and where they lie in a row of the weight.
+struct Places {
+  int first_co, channels, taps, first_tap, live_taps, shift;  // shift: what comes before the first, so that vectors are whole
+  int class_channels, local_h, local_w;                       // of columns (t, co)
+  Steps numbers, splits;
+  bool together;
+
+  __device__ __forceinline__ int classes() const { return splits.d * splits.h * splits.w; }
+  __device__ __forceinline__ int class_first_tap() const { return first_tap / classes(); }
+  __device__ __forceinline__ int covered() const {
+    return together ? shift + channels * live_taps : live_taps / classes() * class_channels;
+  }
+  __device__ __forceinline__ int first_product() const {  // where that of tap 0 and the first channel would be
+    return together ? shift - first_tap : -class_first_tap() * class_channels;
+  }
+  __device__ __forceinline__ bool has(int column) const {
+    return column < covered() && (together || column % class_channels < channels);
+  }
+  __device__ __forceinline__ index_t place_of(const View<const scalar_t>& weight, int column) const {
+    if (together) {
+      if (live_taps == taps && weight.stride[1] == taps) return static_cast<index_t>(first_co) * taps - shift + column;
+      return (first_co + column / live_taps) * weight.stride[1] + first_tap + column % live_taps;
+    }
+    const int tap = class_first_tap() + column / class_channels, row = tap / local_w;
+    return (first_co + column % class_channels) * weight.stride[1] + (row / local_h * splits.d + numbers.d) * weight.stride[2] +
+           (row % local_h * splits.h + numbers.h) * weight.stride[3] +
+           (tap % local_w * splits.w + numbers.w) * weight.stride[4];
+  }
+  // How many elements may be copied at a time: vectors, pairs of 16 bits, or one.
+  __device__ __forceinline__ int piece(const View<const scalar_t>& weight, int out_channels) const {
+    const index_t step = weight.stride[1];
+    if (together) {
+      const bool whole = reinterpret_cast<unsigned long long>(weight.data) % 16 == 0 && weight.stride[0] % VECTOR == 0 &&
+                         static_cast<index_t>(out_channels) * taps % VECTOR == 0;
+      return whole && (step == taps || (step % VECTOR == 0 && taps % VECTOR == 0)) ? VECTOR : 1;
+    }
+    // Of all that pieces have to be a multiple of, the lowest bit that is set.
+    const unsigned long long bits =
+        (weight.stride[0] | weight.stride[2] | weight.stride[3] | weight.stride[4] | out_channels | class_channels) * SIZE |
+        reinterpret_cast<unsigned long long>(weight.data);
+    if (step != 1 || bits % (2 * SIZE) != 0) return 1;
+    return bits % 16 == 0 ? VECTOR : SIZE == 2 && bits % 4 == 0 ? 2 : 1;
+  }
+};
+
 // The columns of a block, from channel to channel.
 struct Columns {
-  const scalar_t *weight, *next;  // the group's; ... the vector that this thread copies next
-  index_t row_length;
-  int first_co, taps, first_tap, live_taps, shift, covered, width, threads, chunk, apart, first;
-  unsigned target;  // of the vector, in a stage
-  bool in_vectors, own;
+  const scalar_t *weight, *next;  // all of it; what this thread copies next
+  index_t row_length, beyond;     // ... from there to its second piece
+  int width, threads, chunk, first, piece;
+  unsigned target;  // of a vector, in a stage
+  bool own, own_beyond;
 
-  // Where a column lies in a row of the weight.
-  __device__ __forceinline__ int place_of(int column) const {
-    return live_taps == taps ? first_co * taps - shift + column
-                             : (first_co + column / live_taps) * taps + first_tap + column % live_taps;
-  }
-  __device__ __forceinline__ void begin(int thread) {
-    const int vectors = width / VECTOR, column = thread % vectors * VECTOR;
-    apart = threads / vectors;
-    first = thread / vectors;
-    own = column < covered;
-    next = weight + (first * row_length + (own ? place_of(column) : 0));
+  template <int COUNT>
+  __device__ __forceinline__ void begin(const View<const scalar_t>& view, const Places& places, index_t first_channel,
+                                        int thread) {
+    const int pieces = width / COUNT, column = thread % pieces * COUNT, second = column + threads * COUNT;
+    first = thread / pieces;
+    own = places.has(column);
+    own_beyond = second < width && places.has(second);
+    const index_t place = own ? places.place_of(view, column) : 0;
+    weight = view.data;
+    next = weight + ((first_channel + first) * row_length + place);
+    beyond = own_beyond ? places.place_of(view, second) - place : 0;
     target = (first * (width + 8) + column) * SIZE;
   }
   // The next chunk of channels, of which `live` are left; nothing is read of the others.
   __device__ __forceinline__ void copy(int live, unsigned stage, scalar_t* elements) {
-    if (!in_vectors) return copy_elements(live, elements);
-    if (!own) return;
+    if (piece == VECTOR) {
+      if (own) copy_vectors(live, stage);
+    } else if (SIZE == 2 && piece == 2) {
+      copy_pieces<2>(live, elements);
+    } else {
+      copy_pieces<1>(live, elements);
+    }
+  }
+  __device__ __forceinline__ void copy_vectors(int live, unsigned stage) {
+    const int apart = threads / (width / VECTOR);
     const index_t step = apart * row_length * SIZE;
     if (live >= chunk) {
 #pragma unroll
@@ -587,43 +701,49 @@ struct Columns {
       }
     }
   }
-  __device__ __forceinline__ void copy_elements(int live, scalar_t* stage) {
-    const int thread = static_cast<int>(threadIdx.x), pitch = width + 8, rows_apart = width < threads ? threads / width : 1;
+  template <int COUNT>
+  __device__ __forceinline__ void copy_pieces(int live, scalar_t* stage) {
+    const int pieces = width / COUNT, pitch = width + 8, apart = pieces < threads ? threads / pieces : 1;
+    const int thread = static_cast<int>(threadIdx.x), first_k = thread / pieces;
+    const index_t step = apart * row_length * SIZE;
 #pragma unroll 1
-    for (int column = thread % width; column < covered; column += threads) {
-      const int first_k = width < threads ? thread / width : 0;
-      const scalar_t* from = weight + (first_k * row_length + place_of(column));
-      const index_t step = rows_apart * row_length * SIZE;
+    for (int second = 0; second < (pieces > threads ? 2 : 1); ++second) {
+      if (!(second == 0 ? own : own_beyond)) continue;
+      const scalar_t* from = second == 0 ? next : next + beyond;
+      scalar_t* to = stage + (first_k * pitch + (thread % pieces + second * threads) * COUNT);
 #pragma unroll 1
-      for (int k = first_k; k < chunk; k += 4 * rows_apart) {
+      for (int k = first_k; k < chunk; k += 4 * apart) {
         scalar_t values[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i, from = advanced(from, step)) {
-          const bool inside = k + i * rows_apart < live;
-          if constexpr (SIZE == 4) {
-            cp_async<4>(shared_address(stage + (k + i * rows_apart) * pitch + column), from, inside ? 4 : 0);
+          const bool inside = k + i * apart < live;
+          if constexpr (SIZE * COUNT == 4) {
+            cp_async<4>(shared_address(to + i * apart * pitch), inside ? from : weight, inside ? 4 : 0);
           } else {
             values[i] = inside ? *from : to_scalar(accum_t(0));
           }
         }
 #pragma unroll
-        for (int i = 0; i < 4 && SIZE == 2; ++i) stage[(k + i * rows_apart) * pitch + column] = values[i];
+        for (int i = 0; i < 4 && SIZE * COUNT != 4; ++i) to[i * apart * pitch] = values[i];
+        to += 4 * apart * pitch;
       }
     }
-    weight += chunk * row_length;
+    next = advanced(next, chunk * row_length * SIZE);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convt3d_fprop_col2im(const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ prepared,
-                         const scalar_t* __restrict__ weight, const scalar_t* __restrict__ bias, const View<scalar_t> output,
+                         const View<const scalar_t> weight, const scalar_t* __restrict__ bias, const View<scalar_t> output,
                          accum_t* __restrict__ partial_sums, const int voxels, const int row_channels, const int chunks,
-                         const int row_tiles, const int parts, const int channel_tiles, const int tile_channels,
+                         const int row_tiles, const int parts, const int column_tiles, const int tile_channels,
                          const int tile_images, const int tile_columns, const int row_tiles_of_warp, const int warp_rows,
                          const int first_tap, const int live_taps, const int boxes_d, const int boxes_h, const int boxes_w,
                          const int box_d, const int box_h, const int box_w, const int reach_d, const int reach_h,
                          const int reach_w, const int overlap_d, const int overlap_h, const int overlap_w, const int summed,
                          const int cells, const int row_cells, const int run_step_d, const int run_step_h, const int run_step_w,
+                         const int split_d, const int split_h, const int split_w, const int class_channels,
+                         const int class_tiles, const int class_step_d, const int class_step_h, const int class_step_w,
                          const int tables_at) {
   begin_next();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
@@ -637,33 +757,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   char* const memory = reinterpret_cast<char*>(shared);
   const unsigned stages = shared_address(shared);
 
-  // blockIdx.x = ((group * channel_tiles + channel tile) * parts + part) * row_tiles + row tile: those that read the same weights are neighbours.
+  // blockIdx.x = ((group * column_tiles + column tile) * parts + part) * row_tiles + row tile: those that read the same weights are
+  // neighbours. Of columns (t, co) tiles are [class][channels]; where there are fewer than column_tiles, the others have nothing to do.
   unsigned block = blockIdx.x;
   const int row_tile = static_cast<int>(block % row_tiles);
   block /= row_tiles;
   const int part = static_cast<int>(block % parts);
   block /= parts;
-  const int first_co = static_cast<int>(block % channel_tiles) * tile_channels, group = static_cast<int>(block / channel_tiles);
+  const int column_tile = static_cast<int>(block % column_tiles), group = static_cast<int>(block / column_tiles);
   const int *const kernel = problem.kernel_size, taps = kernel[0] * kernel[1] * kernel[2];
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int channels = min(tile_channels, out_channels - first_co);
+  const bool together = taps_lie_together(problem, weight);
+  const Steps splits = together ? Steps{1, 1, 1} : Steps{split_d, split_h, split_w};
+  Steps numbers = {0, 0, 0};
+  int first_co = column_tile * tile_channels, most_channels = tile_channels;
+  if (!together) {
+    const int of_class = column_tile / class_tiles;
+    numbers = {of_class / split_w / split_h, of_class / split_w % split_h, of_class % split_w};
+    first_co = column_tile % class_tiles * class_channels;
+    most_channels = class_channels;
+    if (numbers.d >= split_d || next_of_class(problem, 0, 0, numbers.d, split_d) >= problem.output_size[0] ||
+        next_of_class(problem, 1, 0, numbers.h, split_h) >= problem.output_size[1] ||
+        next_of_class(problem, 2, 0, numbers.w, split_w) >= problem.output_size[2]) {
+      return;
+    }
+  }
+  if (first_co >= out_channels) return;
+  const int channels = min(most_channels, out_channels - first_co);
   const int first_chunk = static_cast<int>(static_cast<index_t>(part) * chunks / parts);
   const int own_chunks = static_cast<int>(static_cast<index_t>(part + 1) * chunks / parts) - first_chunk;
 
+  Places places{
+      first_co, channels, taps,    first_tap, live_taps, 0, class_channels, kernel[1] / splits.h, kernel[2] / splits.w,
+      numbers,  splits,   together};
   Columns columns;
-  columns.row_length = static_cast<index_t>(out_channels) * taps;
-  columns.weight = weight + (group * static_cast<index_t>(in_channels) + first_chunk * chunk_channels) * columns.row_length;
-  columns.in_vectors = columns.row_length % VECTOR == 0 && reinterpret_cast<unsigned long long>(weight) % 16 == 0;
-  columns.first_co = first_co;
-  columns.taps = taps;
-  columns.first_tap = first_tap;
-  columns.live_taps = live_taps;
-  columns.shift = columns.in_vectors && live_taps == taps ? first_co * taps % VECTOR : 0;
-  columns.covered = columns.shift + channels * live_taps;
+  columns.row_length = weight.stride[0];
+  const index_t first_channel = group * static_cast<index_t>(in_channels) + first_chunk * chunk_channels;
   columns.width = width;
   columns.threads = threads;
   columns.chunk = chunk_channels;
-  columns.begin(thread);
+  columns.piece = places.piece(weight, out_channels);
+  if (columns.piece == VECTOR) {
+    if (together && live_taps == taps) places.shift = first_co * taps % VECTOR;
+    columns.begin<VECTOR>(weight, places, first_channel, thread);
+  } else if (SIZE == 2 && columns.piece == 2) {
+    columns.begin<2>(weight, places, first_channel, thread);
+  } else {
+    columns.begin<1>(weight, places, first_channel, thread);
+  }
+  if (thread == 0) {
+    tile.row_tile = row_tile;
+    tile.part = part;
+    tile.first_co = group * out_channels + first_co;
+    tile.channels = channels;
+    tile.together = together;
+    tile.first_product = places.first_product();
+    tile.own[0].first = numbers.d;
+    tile.own[1].first = numbers.h;
+    tile.own[2].first = numbers.w;
+  }
   int live = in_channels - first_chunk * chunk_channels;
 #pragma unroll 1
   for (int chunk = 0; chunk < min(STAGES - 1, own_chunks); ++chunk, live -= chunk_channels) {
@@ -676,17 +828,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int at[3] = {box / boxes_w / boxes_h, box / boxes_w % boxes_h, box % boxes_w}, box_volume = box_d * box_h * box_w;
   const int images = min(tile_images, problem.batch - first_n);
   if (thread == 0) {
-    tile.row_tile = row_tile;
-    tile.part = part;
-    tile.first_co = group * out_channels + first_co;
-    tile.channels = channels;
     tile.first_n = first_n;
     tile.images = images;
-    tile.first_product = columns.shift - first_tap;
     tile.image_step = box_volume * pitch;
     tile.shares[0] = share_of(problem, 0, at[0], boxes_d, box_d, overlap_d);
     tile.shares[1] = share_of(problem, 1, at[1], boxes_h, box_h, overlap_h);
     tile.shares[2] = share_of(problem, 2, at[2], boxes_w, box_w, overlap_w);
+    tile.own[0] = own_outputs(problem, 0, tile.shares[0], tile.own[0].first, tile.together ? 1 : split_d);
+    tile.own[1] = own_outputs(problem, 1, tile.shares[1], tile.own[1].first, tile.together ? 1 : split_h);
+    tile.own[2] = own_outputs(problem, 2, tile.shares[2], tile.own[2].first, tile.together ? 1 : split_w);
   }
   Rows rows;
   rows.chunk = chunk_channels;
@@ -771,8 +921,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
   }
   __syncthreads();
-  store_outputs(problem, bias, output, partial_sums, products, tables, tile, {run_step_d, run_step_h, run_step_w}, threads,
-                live_taps, tile_channels, tile_images, parts, reach_d, reach_h, reach_w, summed != 0);
+  if (tile.together) {
+    store_outputs<true>(problem, bias, output, partial_sums, products, tables, tile, {run_step_d, run_step_h, run_step_w},
+                        {1, 1, 1}, threads, live_taps, tile_channels, tile_images, parts, reach_d, reach_h, reach_w,
+                        summed != 0);
+  } else {
+    store_outputs<false>(problem, bias, output, partial_sums, products, tables, tile,
+                         {class_step_d, class_step_h, class_step_w}, {split_d, split_h, split_w}, threads, 1, class_channels,
+                         tile_images, parts, reach_d, reach_h, reach_w, summed != 0);
+  }
 }
 
 // ---- the sums of parts of the depth, and of boxes ----

@@ -156,6 +156,7 @@ def declared(keys: str = "", grid: str = "1", block: str = "1", shared: str = "0
         ({"keys": 'deterministic = "false"'}, "deterministic='false': must be true or false"),
         ({"keys": "deterministic = 0"}, "deterministic=0: must be true or false"),
         ({"keys": "multiplies_padding = 1"}, "multiplies_padding=1: must be true or false"),
+        ({"keys": "skips_dead_taps = 1"}, "skips_dead_taps=1: must be true or false"),
         ({"keys": "spreads_nan = {'batch > 0' = ''}"}, "must be the sentence"),
         ({"keys": "spreads_nan = {'stride' = 'x'}"}, "is a tuple"),
         ({"grid": "\"'a' * 1000000000\""}, "Constant is not allowed"),
