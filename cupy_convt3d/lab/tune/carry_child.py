@@ -60,7 +60,8 @@ def _plan(asked: dict[str, Any]) -> dict[str, Any]:
         for launch in plan.launches
     ]
     own, options = str(include_directory()), compiler_options(instance, asked["arch"])
-    return {"launches": launches, "workspace": plan.workspace, "options": [option.replace(own, "include") for option in options]}
+    workspace = {name: numel for name, numel in plan.workspace.items() if numel}
+    return {"launches": launches, "workspace": workspace, "options": [option.replace(own, "include") for option in options]}
 
 
 def _source(asked: dict[str, Any]) -> dict[str, Any]:
