@@ -74,16 +74,23 @@ def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the digest of an instance's PTX, without lines: where it is the same, so is what the assembler makes of it."""
     from cupy.cuda import nvrtc
 
-    from cupy_convt3d.backends.nvrtc import compiler_options, device_source
+    from cupy_convt3d import cache
+    from cupy_convt3d.backends.nvrtc import compiler_options, device_source, version
 
     instance, arch = _instance(asked)[0], str(asked["arch"])
+    options = compiler_options(instance, arch.replace("sm_", "compute_"))
+    name = f"{instance.kernel.name}-{arch}-{instance.key('cuda', version(), *options)}.assembly"
+    if (known := cache.load(name)) is not None:
+        return {"": known.decode()}
     program = nvrtc.createProgram(device_source(instance), "kernel.cu", (), ())
-    nvrtc.compileProgram(program, compiler_options(instance, arch.replace("sm_", "compute_")))
+    nvrtc.compileProgram(program, options)
     text = nvrtc.getPTX(program)
     nvrtc.destroyProgram(program)
     lines = (line.strip() for line in (text if isinstance(text, str) else text.decode()).partition(".section")[0].splitlines())
     kept = (line for line in lines if not line.startswith((".loc", ".file", "//", "$L__tmp", "$L__func")))
-    return {"": hashlib.sha256("\n".join(kept).encode()).hexdigest()}
+    digest = hashlib.sha256("\n".join(kept).encode()).hexdigest()
+    cache.store(name, digest.encode())
+    return {"": digest}
 
 
 def _code(asked: dict[str, Any]) -> dict[str, Any]:
