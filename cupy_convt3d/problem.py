@@ -143,6 +143,9 @@ class Problem:
                     f"(size {extent - 2 * self.padding[a]}); it must be at most {(extent - 1) // 2}"
                 )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}  # not what is computed from them, and kept
+
     def _extent(self, a: int) -> int:
         reach = (self.input_size[a] - 1) * self.stride[a] + self.dilation[a] * (self.kernel_size[a] - 1)
         return reach + self.output_padding[a] + 1

@@ -212,6 +212,7 @@ class Prepared:
     Args:
         tensors: every tensor of the pass by name, `bias` only where there is one; their addresses are of no account here.
         allowed: the caller has asked `why_not` itself.
+        plan: the kernel's for this problem, if at hand.
 
     Attributes:
         workspace: bytes of each scratch tensor that the launches share, by name.
@@ -223,11 +224,18 @@ class Prepared:
     """
 
     def __init__(
-        self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef], allowed: bool = False
+        self,
+        backend: Backend,
+        kernel: Kernel,
+        problem: Problem,
+        dtype: str,
+        tensors: Mapping[str, TensorRef],
+        allowed: bool = False,
+        plan: Plan | None = None,
     ) -> None:
         if not allowed and (reason := backend.why_not(kernel, problem, dtype)):
             raise KernelError(reason)
-        plan = kernel.plan(problem, dtype, backend.multiprocessors)
+        plan = plan or kernel.plan(problem, dtype, backend.multiprocessors)
         self._module = backend.compile(backend.instance(kernel, dtype, plan))
         itemsize = DTYPES[dtype].accumulate.itemsize
         self.workspace = {name: numel * itemsize for name, numel in plan.workspace.items()}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import BackendError, LaunchError
-from ...kernel import Kernel
+from ...kernel import Kernel, Numbers
 from ...problem import Problem
 from ...source import Instance
 from . import process, talk
@@ -71,13 +71,13 @@ class Judge:
         return {"number": number}, []
 
     def _verify(
-        self, number: int, problem: Problem, kind: str, seed: int, once: bool
+        self, number: int, problem: Problem, kind: str, seed: int, once: bool, numbers: Numbers | None
     ) -> tuple[dict[str, Any], list[bytes]]:
         kernel, dtype = self._instances[number]
         self.child.begin()  # from here on its limits are known
         if kind == FAR:
             return _reply(verify_far(self.child, kernel, problem, dtype, seed))
-        return _reply(verify(self.child, kernel, problem, dtype, kind, seed, once=once))
+        return _reply(verify(self.child, kernel, problem, dtype, kind, seed, once=once, numbers=numbers))
 
     def _output(self, number: int, problem: Problem, kind: str, seed: int) -> tuple[dict[str, Any], list[bytes]]:
         kernel, dtype = self._instances[number]

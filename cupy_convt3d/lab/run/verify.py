@@ -14,7 +14,7 @@ from ... import reference
 from ...backends.base import Backend
 from ...dtypes import DTYPES
 from ...errors import KernelError, LaunchError
-from ...kernel import Kernel
+from ...kernel import Kernel, Numbers
 from ...problem import Problem
 from ..tensors import KINDS, SPOILT, draw_tensors
 from .execution import Executor, Layout, Local, launch, of_run
@@ -95,6 +95,7 @@ class _Example:
     dtype: str
     kind: str
     seed: int
+    numbers: Numbers
     runs: int = 1
     values: Mapping[str, Array] = field(default_factory=dict)
     guard: int = field(init=False)
@@ -196,7 +197,15 @@ def executor_on(backend: Backend | Executor) -> Executor:
 
 
 def verify(
-    backend: Backend | Executor, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int, *, once: bool = False
+    backend: Backend | Executor,
+    kernel: Kernel,
+    problem: Problem,
+    dtype: str,
+    kind: str,
+    seed: int,
+    *,
+    once: bool = False,
+    numbers: Numbers | None = None,
 ) -> Outcome:
     """Run one example twice (on the host the second time in a shuffled order of threads) and judge both.
 
@@ -210,6 +219,7 @@ def verify(
             multiplies padding, `reference.padded` may be NaN too.
         seed: of the values, of the layouts where the kernel takes strides (0: contiguous), and of the shuffled order.
         once: leave out the second run, as under the thread sanitizer.
+        numbers: of the kernel's plan, where somebody who is trusted has asked whether it can do the problem.
 
     Raises:
         KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
@@ -220,7 +230,7 @@ def verify(
     # The thread sanitizer sees a race in any order, and is slow.
     orders = (0,) if once or executor.sanitizer == "thread" else (0, 2 * seed + 1)
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
-    example = _Example(executor, kernel, problem, dtype, kind, seed, len(orders), values)
+    example = _Example(executor, kernel, problem, dtype, kind, seed, numbers or _numbers(executor, kernel, problem, dtype), len(orders), values)
     read, written = _place(example, values, np.random.Generator(np.random.PCG64([seed, 1])) if seed else None)
     # Where a NaN may be right, an element that was never written must not be one.
     fills = (_UNWRITTEN[example.element], _REFILLED[example.element])
@@ -258,7 +268,8 @@ def output(
     Raises:
         KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
     """
-    example = _Example(executor_on(backend), kernel, problem, dtype, kind, 0)
+    executor = executor_on(backend)
+    example = _Example(executor, kernel, problem, dtype, kind, 0, _numbers(executor, kernel, problem, dtype))
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
     read, written = _place(example, values, None)
     bits = _Runs(example, read, written, _UNWRITTEN[example.element], (0,)).finish()
@@ -267,6 +278,12 @@ def output(
     ref = reference.run(kernel.pass_name, problem, values)
     bound = _bound(kernel, problem, dtype, values, ref) if kind == "random" else None
     return bits.view(DTYPES[dtype].numpy).astype(np.float64), ref.astype(np.float64), bound
+
+
+def _numbers(executor: Executor, kernel: Kernel, problem: Problem, dtype: str) -> Numbers:
+    if reason := executor.why_not(kernel, problem, dtype):
+        raise KernelError(reason)
+    return kernel.numbers(kernel.plan(problem, dtype, executor.multiprocessors))
 
 
 def _bound(kernel: Kernel, problem: Problem, dtype: str, values: Mapping[str, Array], ref: Array) -> Array:
@@ -295,10 +312,8 @@ class _Runs:
     ) -> None:
         self._example, self._read, self._written, self._done = example, read, written, 0
         kernel, problem, dtype, executor = example.kernel, example.problem, example.dtype, example.executor
-        if reason := executor.why_not(kernel, problem, dtype):
-            raise KernelError(reason)
         placed = {**read, kernel.written: written}
-        self._workspace = {name: size for name, size in kernel.plan(problem, dtype, executor.multiprocessors).workspace.items() if size}
+        self._workspace = {name: size for name, size in example.numbers.workspace.items() if size}
         accumulate = _NAMES[DTYPES[dtype].accumulate]
         unsigned = np.dtype(f"u{DTYPES[accumulate].itemsize}")
         arrays: dict[str, Array] = {}
@@ -313,7 +328,7 @@ class _Runs:
                 count, self._starts[run][name] = example.room(size, unsigned.itemsize, run, alignment=_ALLOCATED_BYTES)
                 arrays[of_run(run, name)] = np.full(count, _OUTSIDE[accumulate], unsigned)
         layouts = {name: tensor.layout for name, tensor in placed.items()}
-        executor.start(launch, len(orders), arrays, kernel, problem, dtype, layouts, self._starts, orders)
+        executor.start(launch, len(orders), arrays, kernel, problem, dtype, layouts, self._starts, orders, example.numbers)
 
     def finish(self) -> Array | Outcome:
         """Return the bits the kernel wrote in the next run, or what it did outside of them."""

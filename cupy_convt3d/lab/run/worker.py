@@ -109,7 +109,11 @@ class Worker:
         Raises:
             KernelError, CompileError, BackendError: the kernel cannot be compiled or cannot do the problem.
         """
-        return _explained(kind, problem, _outcome(self._run("verify", problem, dtype, kind, seed, self.once)))
+        numbers = None
+        if self.backend == "host" and kind != FAR:  # here, where the plan is known already: whoever draws a problem asks for it
+            self.kernel.require(problem, dtype)
+            numbers = self.kernel.numbers(self.kernel.plan(problem, dtype))
+        return _explained(kind, problem, _outcome(self._run("verify", problem, dtype, kind, seed, self.once, numbers)))
 
     def output(self, problem: Problem, dtype: str, kind: str, seed: int) -> tuple[Any, Any, Any]:
         """Return what `verify.output` does.
