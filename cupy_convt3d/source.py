@@ -64,7 +64,7 @@ def headers_of(kernel: Kernel, *, host: bool, prelude: str = "") -> dict[str, st
     texts = (kernel.including(text, file, str) for file, text in own.items())
     root = include_directory()
     found = includes.headers((prelude, *texts), root, kernel.overlay, host)
-    return {name: text for name, text in found.items() if root / name not in kernel.headers}
+    return {name: text for name, text in found.items() if root / name not in kernel.headers} if kernel.headers else found
 
 
 def code_digest(kernel: Kernel) -> str:

@@ -30,7 +30,7 @@ def _on_any_axis(rule: Callable[[int, int, int, int, int, int], bool]) -> Callab
 
 
 def _has_class(rule: Callable[[int, int], bool]) -> Callable[[Problem], bool]:
-    return lambda p: any(rule(len(c.taps), c.count) for a in range(3) for c in p.axis_classes(a))
+    return lambda p: any(rule(taps, outputs) for taps, outputs in p.class_sizes)
 
 
 def _clips(p: Problem) -> bool:

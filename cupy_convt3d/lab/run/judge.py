@@ -98,7 +98,7 @@ class Judge:
 
 
 def _reply(outcome: Outcome) -> tuple[dict[str, Any], list[bytes]]:
-    return {"outcome": vars(outcome)}, []
+    return {"outcome": {"ok": True, "ratio": outcome.ratio} if outcome.ok and not outcome.message else vars(outcome)}, []
 
 
 def main() -> int:
