@@ -106,7 +106,8 @@ def main() -> int:
     source, target = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    parent, memory, *setup = pickle.loads(talk.read(source))
+    asked = talk.Reader(source)
+    parent, memory, *setup = pickle.loads(asked.read())
     if parent:
         process.die_with_parent(parent)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the caller has had enough
@@ -122,7 +123,7 @@ def main() -> int:
         return 1
     try:
         while True:
-            reply, arrays = judge.answer(*pickle.loads(talk.read(source)))  # our own process wrote it
+            reply, arrays = judge.answer(*pickle.loads(asked.read()))  # our own process wrote it
             talk.write(target, talk.encode(reply))
             for array in arrays:
                 talk.write(target, array)

@@ -160,8 +160,8 @@ class Worker:
         deadline = time.monotonic() + limit_s
         try:
             talk.write(self._input, pickle.dumps((request[0], self.time_limit_s, *request[1:])), deadline)
-            reply = talk.decode(talk.read(self._output, talk.REPLY_LIMIT, deadline))
-            reply["read"] = [talk.read(self._output, None, deadline) for _ in range(reply.get("arrays", 0))]
+            reply = talk.decode(self._output.read(talk.REPLY_LIMIT, deadline))
+            reply["read"] = [self._output.read(None, deadline) for _ in range(reply.get("arrays", 0))]
         except (talk.Late, talk.Ended, talk.Garbled) as error:
             return self._replace(f"hang: it did not answer within {limit_s:g} s" if isinstance(error, talk.Late) else None)
         self._pid, self._restarts = reply["pid"], reply["restarts"]
@@ -183,7 +183,7 @@ class Worker:
             start_new_session=True,  # a Ctrl-C is for the caller, which then ends the judge
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._input, self._output = self._process.stdin.fileno(), talk.Reader(self._process.stdout.fileno())
         os.set_blocking(self._input, False)
         self._ready = False
         self._pid, self._restarts = 0, 0  # the kernel's process, as the judge last said, and how many of them were ended
@@ -195,7 +195,7 @@ class Worker:
         deadline = time.monotonic() + START_LIMIT_S
         try:
             talk.write(self._input, pickle.dumps((0 if self._sandboxed else os.getpid(), self._memory, *self._setup)), deadline)
-            reply = talk.decode(talk.read(self._output, talk.REPLY_LIMIT, deadline))
+            reply = talk.decode(self._output.read(talk.REPLY_LIMIT, deadline))
         except (talk.Late, talk.Ended, talk.Garbled):
             self._log.seek(0)
             log = self._log.read(1 << 20).decode(errors="replace")
