@@ -7,6 +7,7 @@ import random
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ... import registry
 from ...kernel import Kernel
@@ -367,6 +368,11 @@ def drawn_combinations(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]
     return [*plain * (3 * len(special)), *special * len(plain)] or list(pairs)
 
 
+@lru_cache(maxsize=64)
+def _drawn_pairs(dtypes: tuple[str, ...]) -> list[tuple[str, str]]:
+    return drawn_combinations(combinations(dtypes))
+
+
 def variants(problem: Problem) -> Iterator[Problem]:
     """Yield the problem, then what is near it, for kernels with restrictions.
 
@@ -413,7 +419,7 @@ def host_threads(kernel: Kernel, problem: Problem, dtype: str) -> int:
 def draw_example(kernel: Kernel, seed: str) -> Example | None:
     """Return the example that a seed stands for, the same for the same arguments; None: the kernel cannot do it."""
     generator = random.Random(seed)
-    kind, dtype = generator.choice(drawn_combinations(combinations(kernel.dtypes)))
+    kind, dtype = generator.choice(_drawn_pairs(kernel.dtypes))
     if random.Random(f"{seed}/long life").randrange(_LONG_LIFE_SHARE) == 0:  # its own, so that the others stay what they were
         problem = _long_life(kernel, strategies.draw_long_life(generator.randint, kernel.pass_name), dtype)
     else:
