@@ -378,9 +378,10 @@ class Kernel:
     def numbers(self, plan: Plan) -> Numbers:
         """Return what `planned` makes one of its plans of again."""
         declared = [(one.symbol, one.parameters, one.packs, one.prepares) for one in self.launches]
+        positions = [declared.index((one.symbol, one.parameters, one.packs, one.prepares)) for one in plan.launches]
         launches = tuple(
-            (declared.index((one.symbol, one.parameters, one.packs, one.prepares)), one.scalars, one.grid, one.block, one.shared_bytes, one.beside)
-            for one in plan.launches
+            (position, one.scalars, one.grid, one.block, one.shared_bytes, one.beside)
+            for position, one in zip(positions, plan.launches, strict=True)
         )
         return Numbers(launches, plan.workspace, plan.specialization)
 

@@ -96,9 +96,9 @@ class _Example:
     dtype: str
     kind: str
     seed: int
-    numbers: Numbers
     runs: int = 1
     values: Mapping[str, Array] = field(default_factory=dict)
+    numbers: Numbers = Numbers((), {}, ())
     guard: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -237,7 +237,8 @@ def verify(
     # The thread sanitizer sees a race in any order, and is slow.
     orders = (0,) if once or executor.sanitizer == "thread" else (0, 2 * seed + 1)
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
-    example = _Example(executor, kernel, problem, dtype, kind, seed, numbers or _numbers(executor, kernel, problem, dtype), len(orders), values)
+    numbers = numbers or _numbers(executor, kernel, problem, dtype)
+    example = _Example(executor, kernel, problem, dtype, kind, seed, len(orders), values, numbers)
     read, written = _place(example, values, np.random.Generator(np.random.PCG64([seed, 1])) if seed else None)
     # Where a NaN may be right, an element that was never written must not be one.
     fills = (_UNWRITTEN[example.element], _REFILLED[example.element])
@@ -276,7 +277,7 @@ def output(
         KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
     """
     executor = executor_on(backend)
-    example = _Example(executor, kernel, problem, dtype, kind, 0, _numbers(executor, kernel, problem, dtype))
+    example = _Example(executor, kernel, problem, dtype, kind, 0, numbers=_numbers(executor, kernel, problem, dtype))
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
     read, written = _place(example, values, None)
     bits = _Runs(example, read, written, _UNWRITTEN[example.element], (0,)).finish()

@@ -33,6 +33,8 @@ from .verify import Outcome, verify
 _JUDGING_LIMIT_S = 60.0  # of one example, beside its launches
 _LAUNCHES = 3  # of one example at most
 _CLOSE_LIMIT_S = 5.0
+# glibc gives back what a tiny example has freed, and the next one faults it in again; these leave some megabytes with the process.
+_KEEP_FREED = {"MALLOC_TRIM_THRESHOLD_": str(16 << 20), "MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TOP_PAD_": str(1 << 20)}
 
 
 class Worker:
@@ -77,7 +79,7 @@ class Worker:
         self.time_limit_s = time_limit_s
         self._memory = limits.share_of_memory(workers)
         self._setup, self._sandboxed = (backend, sanitizer, optimize), sandboxed
-        self._environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
+        self._environment = {**_KEEP_FREED, **os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
         self._environment[VARIABLE] = str(cache or cache_directory())  # the private one too, in place of one that cannot be used
         if sanitizer is not None:
             from ...backends.host import sanitizer_environment
