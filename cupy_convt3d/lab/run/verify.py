@@ -24,6 +24,7 @@ LAYOUTS = ("contiguous", "channels_last", "padded")
 # Seeds from here to LATE: one axis, 0 to 4, of channels_last, then of contiguous tensors, lies otherwise; see `_apart`. With eight of an
 # axis only that axis is not aligned.
 APART = 2**16 + 1
+_MOST_PULLED = 2**22  # elements of a tensor with such an axis: of thousands of channels it would have the square of them
 _GAPS, _LATE = (7, 1, 1, 0, 14, 0), (2, 3)
 # Seeds from here on: as many layouts as below `APART`, and every tensor and bias begins at any multiple of its element's size.
 LATE = 2**17
@@ -179,7 +180,7 @@ def _apart(shape: tuple[int, ...], number: int) -> tuple[tuple[int, ...], int]:
     gaps = [0] * len(shape)
     gaps[axis] = min(_GAPS[kind], 1) if order[-1] == axis else _GAPS[kind]
     strides, span = _steps(shape, order, gaps)
-    if kind < len(_GAPS) - 1:
+    if kind < len(_GAPS) - 1 or span * shape[axis] > _MOST_PULLED:
         return strides, span
     pulled = tuple(span if a == axis else step for a, step in enumerate(strides))
     return pulled, _span(shape, pulled)
