@@ -226,7 +226,7 @@ def test_the_host_has_the_numbers_that_a_gpus_binary_is_compiled_for() -> None:
 @pytest.mark.parametrize("one_backend", [False, True])
 def test_stacks_of_kernels_that_are_not_kept_are_given_back(one_backend: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux lets a process have 65530 mappings, and each thread's stack with its guard is two."""
-    monkeypatch.setattr("cupy_convt3d.backends.host._MOST_MODULES", 2)
+    monkeypatch.setattr("cupy_convt3d.backends.host._MOST_STACKS", 2 * 512)
     shared, counts = HostBackend(optimize=False), []
     for number in (*range(6), 0):
         backend, name = shared if one_backend else HostBackend(optimize=False), f"trial_{one_backend}_{number}"

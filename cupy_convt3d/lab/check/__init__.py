@@ -33,11 +33,13 @@ from ..run.verify import APART, LATE, Outcome
 from ..run.worker import InProcess, Worker
 from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, WIDE
 from .examples import (
+    MOST_HOST_THREADS,
     Example,
     combinations,
     configurations,
     drawn_combinations,
     fitting,
+    host_threads,
     is_forced,
     layouts,
     reproduce,
@@ -53,7 +55,6 @@ __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "other_g
 
 _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
 _SEEDS = st.builds(int.__add__, st.sampled_from((0, APART, LATE, LATE)), st.integers(0, APART - 2))  # of every kind of layout
-_MOST_HOST_THREADS = 2**16  # of a larger problem: a wgrad kernel has a block for each weight
 
 
 class _Found(BaseException):
@@ -388,12 +389,12 @@ class _Search:
                 special = [kind for kind in of_dtype if kind in SPECIAL_KINDS]
                 refused = partial(self.refused, TILES, dtype=dtype)
                 tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
-                larger = [(problem, seed, _MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
+                larger = [(problem, seed, MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
                 for problem, seed, most in tail + larger:
                     if self.gpu_refuses(configuration, problem, dtype):
                         self.refused(TILES, problem, dtype, configuration)
                         continue
-                    threads = sum(math.prod(n.grid) * math.prod(n.block) for n in configuration.plan(problem, dtype).launches)
+                    threads = host_threads(configuration, problem, dtype)
                     most = most if self.sanitize is None else _MOST_SANITIZED_THREADS
                     if self.worker.backend == "host" and threads > most:
                         self.report.leave_out(TILES, f"more than {most} threads, too many for the host")

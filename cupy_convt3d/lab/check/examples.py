@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ... import registry
 from ...kernel import Kernel
@@ -133,6 +135,7 @@ _DEEP = {
     "wgrad": {"n1_c1to2_i1x1x8500_k1": (0,), "n2_c2to1_i1x1x2100_k1x1x2_s1x1x2": (1,)},
 }
 _LONG_LIFE_SHARE = 32  # one example of fuzz in so many is as deep, or has as many tiles of a block
+MOST_HOST_THREADS = 2**16  # of a larger problem: a wgrad kernel has a block for each weight
 # channels_last are none, input and output, input and weight, weight and output; all are padded.
 _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
 # What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
@@ -258,7 +261,7 @@ _UNKNOWN_TILES = {
 _FITS: dict[tuple[object, ...], Problem | None] = {}
 _MOST_FITS = 2**14
 Refused = Callable[[Problem], object]
-_CHANNEL_FACTORS = (1, 2, 4, 8, 16, 32)
+_CHANNEL_FACTORS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -365,6 +368,11 @@ def drawn_combinations(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]
     return [*plain * (3 * len(special)), *special * len(plain)] or list(pairs)
 
 
+@lru_cache(maxsize=64)
+def _drawn_pairs(dtypes: tuple[str, ...]) -> list[tuple[str, str]]:
+    return drawn_combinations(combinations(dtypes))
+
+
 def variants(problem: Problem) -> Iterator[Problem]:
     """Yield the problem, then what is near it, for kernels with restrictions.
 
@@ -386,6 +394,7 @@ def variants(problem: Problem) -> Iterator[Problem]:
 
 
 def _wider(problem: Problem) -> Iterator[Problem]:
+    yield problem
     for factor in _CHANNEL_FACTORS:
         yield replace(problem, in_channels=problem.in_channels * factor, out_channels=problem.out_channels * factor)
 
@@ -402,16 +411,30 @@ def fitting(kernel: Kernel, problem: Problem, dtype: str) -> Problem | None:
     return _FITS[asked]
 
 
+def host_threads(kernel: Kernel, problem: Problem, dtype: str) -> int:
+    """Return how many threads the launches of a problem have on the host."""
+    return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in kernel.plan(problem, dtype).launches)
+
+
 def draw_example(kernel: Kernel, seed: str) -> Example | None:
     """Return the example that a seed stands for, the same for the same arguments; None: the kernel cannot do it."""
     generator = random.Random(seed)
-    kind, dtype = generator.choice(drawn_combinations(combinations(kernel.dtypes)))
+    kind, dtype = generator.choice(_drawn_pairs(kernel.dtypes))
     if random.Random(f"{seed}/long life").randrange(_LONG_LIFE_SHARE) == 0:  # its own, so that the others stay what they were
-        drawn = strategies.draw_long_life(generator.randint, kernel.pass_name)
+        problem = _long_life(kernel, strategies.draw_long_life(generator.randint, kernel.pass_name), dtype)
     else:
         drawn = strategies.draw_problem(generator.randint, kernel.pass_name, tiles=tiles(kernel))
-    problem = fitting(kernel, drawn, dtype)
+        problem = fitting(kernel, drawn, dtype)
     return None if problem is None else Example(kernel, problem, dtype, kind, generator.randrange(SEEDS))
+
+
+def _long_life(kernel: Kernel, drawn: Problem, dtype: str) -> Problem | None:
+    """Return what fits of a long life, shorter where the kernel's blocks live no longer by it, and there are only more of them."""
+    while True:
+        problem, shorter = fitting(kernel, drawn, dtype), strategies.half_as_long(drawn)
+        if problem is None or shorter == drawn or host_threads(kernel, problem, dtype) <= MOST_HOST_THREADS:
+            return problem
+        drawn = shorter
 
 
 def reproduce(example: Example, backend: str, sanitize: str | None) -> str:
