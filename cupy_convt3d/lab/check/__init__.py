@@ -32,10 +32,12 @@ from ..run.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_prob
 from ..run.verify import APART, LATE, Outcome
 from ..run.worker import InProcess, Worker
 from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, WIDE
+from .corners import corners
 from .examples import (
     Example,
     combinations,
     configurations,
+    deep,
     drawn_combinations,
     fitting,
     is_forced,
@@ -45,7 +47,7 @@ from .examples import (
     tiles,
     variants,
 )  # fmt: skip
-from .report import DRAWN, FAR_PROBLEMS, FAR_STRIDES, KIND, NAMED, SECOND_RUNS, TILES, CheckReport, Counterexample
+from .report import CORNERS, DRAWN, FAR_PROBLEMS, FAR_STRIDES, KIND, NAMED, SECOND_RUNS, TILES, CheckReport, Counterexample
 from .shrink import shrink_example
 
 __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "other_gpu", "resolve"]
@@ -323,6 +325,7 @@ class _Search:
         if self.pairs:
             self.run_edges(examples)
             self.run_tails()
+            self.run_corners()
         if FAR in self.kinds:
             self.run_far()
         if self.pairs:
@@ -389,6 +392,7 @@ class _Search:
                 refused = partial(self.refused, TILES, dtype=dtype)
                 tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
                 larger = [(problem, seed, _MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
+                larger += [(problem, seed, math.inf) for problem, seed in deep(configuration, dtype, refused)]
                 for problem, seed, most in tail + larger:
                     if self.gpu_refuses(configuration, problem, dtype):
                         self.refused(TILES, problem, dtype, configuration)
@@ -403,6 +407,17 @@ class _Search:
                     if special and problem not in done:
                         done.add(problem)
                         self.run(TILES, problem, dtype, special[len(done) % len(special)], seed)
+
+    def run_corners(self) -> None:
+        """Run what the declaration does and the problems so far do not, in the first dtype, with the first exact kind."""
+        if self.worker.backend != "host":
+            self.report.leave_out(CORNERS, "the host backend alone runs them: a GPU would compile a binary for each")
+            return
+        self.worker.kernel, dtype = self.kernel, self.report.dtypes[0]
+        kinds = [kind for kind, instance in self.pairs if instance == dtype and kind in KINDS]
+        known = [*self.edges(), *tails(self.kernel, dtype), *(problem for problem, _ in layouts(self.kernel, dtype))]
+        for number, problem in enumerate(corners(self.kernel, dtype, known)) if kinds else ():
+            self.run(CORNERS, problem, dtype, kinds[0], number if number % 3 == 2 else 0)  # every third in some other layout
 
     def run_far(self) -> None:
         """Run tensors past 2^31 elements in their last blocks, and with strides past 2^32, in the smallest of the dtypes."""

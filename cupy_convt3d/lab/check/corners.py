@@ -1,0 +1,284 @@
+"""Problems at the corners of a kernel's own declaration: what its comparisons, min, max and divisions do not do for tiny problems.
+
+Constants, launches, restrictions and workspaces are evaluated for thousands of problems, which costs no run, and for each operation in
+them is noted which way it went: below, at or above what it compares with, the first or the second of a min, a quotient of none, one or
+more, with a rest or without. Problems that go a new way, or two ways that did not yet meet, are changed further. Of all that were
+found those are run that have the most of what is rarest.
+"""
+
+from __future__ import annotations
+
+import ast
+import heapq
+import math
+import random
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from ...errors import KernelError, ProblemError
+from ...expressions import FUNCTIONS
+from ...kernel import HOST_MULTIPROCESSORS, Kernel
+from ...problem import Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Way = tuple[int, Any]  # the number of an operation, and how it went
+_MOST_WAYS = 2000
+_MOST_TRIED, _TRIED_OF_EACH = 4000, 40  # problems that are looked at: so many for each operation
+_MOST_RUN, _RUN_OF_EACH = 48, 2
+# What the host can do in a moment.
+_MOST_MULTIPLY_ADDS, _MOST_ELEMENTS, _MOST_THREADS = 400_000, 2**15, 2**14
+_NOTE = "note"
+_AXES = ("input_size", "kernel_size", "stride", "padding", "output_padding", "dilation")
+_FOUND: dict[tuple[object, ...], list[Problem]] = {}
+_MOST_FOUND = 256
+
+
+def corners(kernel: Kernel, dtype: str, known: Iterable[Problem] = ()) -> list[Problem]:
+    """Return problems that the kernel can do, and that go ways of its declaration which the known ones do not; fewest first it goes."""
+    declared = _declared(kernel)
+    asked = (kernel.dtypes, tuple(kernel.tunables.items()), declared, dtype)  # mutants of a kernel ask again and again
+    if asked not in _FOUND:
+        if len(_FOUND) >= _MOST_FOUND:
+            _FOUND.clear()
+        _FOUND[asked] = _Search(kernel, dtype, declared).run(known)
+    return _FOUND[asked]
+
+
+def _declared(kernel: Kernel) -> tuple[str, ...]:
+    """Return the expressions that say what a kernel does with a problem."""
+    launches = [
+        size
+        for launch in kernel.launches
+        for size in (*launch.grid, *launch.block, launch.shared_bytes, *([] if launch.when is None else [launch.when]))
+    ]
+    return tuple(
+        text
+        for text in (*kernel.constants.values(), *kernel.restrictions, *kernel.workspace.values(), *launches)
+        if isinstance(text, str)
+    )
+
+
+class _Noting(ast.NodeTransformer):
+    """Puts a call of `note` around each operation, with the operation's number, its kind and its operands."""
+
+    def __init__(self, first: int) -> None:
+        self.count = first
+
+    def _noted(self, kind: str, node: ast.expr, operands: list[ast.expr]) -> ast.expr:
+        number, self.count = self.count, self.count + 1
+        arguments: list[ast.expr] = [ast.Constant(number), ast.Constant(kind), node, *operands]
+        return ast.Call(ast.Name(_NOTE, ast.Load()), arguments, [])
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        node = self.generic_visit(node)  # type: ignore[assignment]
+        plain = len(node.ops) == 1 and not isinstance(node.ops[0], (ast.In, ast.NotIn))
+        return self._noted("compare" if plain else "truth", node, [node.left, *node.comparators] if plain else [])
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        node = self.generic_visit(node)  # type: ignore[assignment]
+        if not isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            return node
+        return self._noted("rest" if isinstance(node.op, ast.Mod) else "quotient", node, [node.left, node.right])
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        node = self.generic_visit(node)  # type: ignore[assignment]
+        return ast.IfExp(self._noted("truth", node.test, []), node.body, node.orelse)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        node = self.generic_visit(node)  # type: ignore[assignment]
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in ("min", "max") and len(node.args) > 1:
+            return self._noted("choice", node, node.args)
+        if name == "ceil_div":
+            return self._noted("quotient", node, node.args)
+        return self._noted("value", node, []) if name == "gcd" else node
+
+
+@lru_cache(maxsize=256)
+def _compiled(declared: tuple[str, ...]) -> tuple[list[CodeType], list[int]]:
+    """Return the expressions' code that notes how its operations go, and for each operation the number of its expression."""
+    codes: list[CodeType] = []
+    places: list[int] = []
+    for text in declared:
+        noting = _Noting(len(places))
+        tree = ast.fix_missing_locations(noting.visit(ast.parse(text.strip(), mode="eval")))
+        places += [len(codes)] * (noting.count - len(places))
+        codes.append(compile(tree, "<kernel declaration>", "eval"))
+    return codes, places
+
+
+def _way(kind: str, value: Any, operands: tuple[Any, ...]) -> Any:
+    if kind == "compare" and not isinstance(operands[0], tuple):
+        a, b = operands
+        near = a == b or 0 < min(a, b) and max(a, b) <= 2 * min(a, b)  # within a factor of two
+        return max(-3 + near, min(3 - near, a - b))
+    if kind == "choice":
+        return operands.index(value), operands.count(value) > 1
+    if kind == "value":
+        return min(value, 2)
+    if kind in ("quotient", "rest") and operands[1] > 0:
+        rest = operands[0] % operands[1]
+        of_rest = 0 if rest == 0 else 1 if rest == 1 else 3 if rest == operands[1] - 1 else 2
+        return of_rest if kind == "rest" else (max(-1, min(3, operands[0] // operands[1])), of_rest)
+    return bool(value)
+
+
+def ways(declared: tuple[str, ...], names: Mapping[str, Any]) -> set[Way]:
+    """Return how the operations of the expressions go for one problem, those that are evaluated."""
+    found: set[Way] = set()
+
+    def note(number: int, kind: str, value: Any, *operands: Any) -> Any:
+        found.add((number, _way(kind, value, operands)))
+        return value
+
+    known = {"__builtins__": {}, **FUNCTIONS, _NOTE: note}
+    for code in _compiled(declared)[0]:
+        eval(code, known, names)  # `Kernel` has refused whatever is no arithmetic
+    return found
+
+
+class _Search:
+    """The problems that were looked at for one kernel, and the ways they go."""
+
+    def __init__(self, kernel: Kernel, dtype: str, declared: tuple[str, ...]) -> None:
+        self.kernel, self.dtype, self.declared = kernel, dtype, declared
+        self.places = _compiled(declared)[1]
+        self.operations = len(self.places)
+        # Expressions whose numbers a launch is given, what its code goes by; and those that one is made of.
+        given = {kernel.constants.get(p.name) for launch in kernel.launches for p in launch.parameters if p.kind == "scalar"}
+        self.given = [text in given for text in declared]
+        words = [set(re.findall(r"[a-z_]\w*", text)) for text in declared]
+        names = {str(text): name for name, text in kernel.constants.items()}
+        self.made_of = np.array([[names.get(part, "") in word for part in declared] for word in words])
+        # A number that something is compared with, or cut by, is one to be near to.
+        self.numbers = sorted({int(n) for text in declared for n in re.findall(r"(?<![\w.])\d{1,4}(?!\w)", text)} | {*kernel.tunables.values()})
+        self.numbers = [number for number in self.numbers if 1 < number <= 1024] or [2]
+        self.ids: dict[Way, int] = {}
+        self.times = np.zeros((_MOST_WAYS, _MOST_WAYS), np.int32)  # how many problems go both ways, in the diagonal one
+        self.pool: list[tuple[Problem, Array, float]] = []
+        self.first: list[Problem] = []  # of the pool, those that were the first to go a way, or all ways of an expression
+        self.paths: set[frozenset[Way]] = set()
+        self.generator = random.Random(0)
+
+    def run(self, known: Iterable[Problem]) -> list[Problem]:
+        if not self.operations:
+            return []
+        ran = np.zeros(self.times.shape, bool)
+        for problem in dict.fromkeys(known):
+            if (way := self.look(problem)) is not None:
+                ran[np.ix_(way, way)] = True
+        for _ in range(min(_MOST_TRIED, _TRIED_OF_EACH * self.operations)):
+            if self.first:
+                some = self.generator.random() < 0.5
+                self.look(self.changed(self.generator.choice(self.first) if some else self.generator.choice(self.pool)[0]))
+        return self.chosen(ran)
+
+    def look(self, problem: Problem | None) -> Array | None:
+        """Return the numbers of the ways that a problem goes, and keep it if some two of them did not meet yet."""
+        if problem is None or (cost := self.cost(problem)) is None:
+            return None
+        found = ways(self.declared, self.kernel.names(problem, self.dtype, HOST_MULTIPROCESSORS))
+        numbers = [self.ids.setdefault(way, len(self.ids)) for way in found if way in self.ids or len(self.ids) < _MOST_WAYS]
+        way = np.array(sorted(numbers))
+        place = np.ix_(way, way)
+        if not self.times[place].all():
+            self.pool.append((problem, way, cost))
+        by_place: dict[int, set[Way]] = {}
+        for one in found:
+            by_place.setdefault(self.places[one[0]], set()).add(one)
+        paths = {frozenset(path) for path in by_place.values()}
+        if not paths <= self.paths:
+            self.paths |= paths
+            self.first.append(problem)
+        self.times[place] += 1
+        return way
+
+    def cost(self, problem: Problem) -> float | None:
+        """Return about how many milliseconds the host takes for a problem; None: too many, or the kernel refuses it."""
+        work = problem.flop // 2
+        elements = max(map(math.prod, (problem.input_shape, problem.output_shape, problem.weight_shape)))
+        if not 0 < work <= _MOST_MULTIPLY_ADDS or elements > _MOST_ELEMENTS:
+            return None
+        try:
+            if self.kernel.why_not(problem, self.dtype) is not None:
+                return None
+            launches = self.kernel.plan(problem, self.dtype).launches
+        except KernelError:
+            return None
+        threads = sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)
+        return None if threads > _MOST_THREADS else 2 + threads / 500 + work / 20_000
+
+    def changed(self, problem: Problem) -> Problem | None:
+        """Return a problem with one to three of its numbers changed; None: it would be none."""
+        choice, chance = self.generator.choice, self.generator.random
+        for _ in range(choice((1, 1, 2, 3))):
+            values: dict[str, Any] = {}
+            if chance() < 0.6:
+                name, axis = choice(_AXES), choice((0, 1, 2))
+                sizes = list(getattr(problem, name))
+                least = 0 if "padding" in name else 1
+                sizes[axis] = self.near(sizes[axis], least, 8 if name in ("stride", "output_padding") else 300)
+                if chance() < 0.1:
+                    sizes = [sizes[axis]] * 3
+                values[name] = tuple(sizes)
+            else:
+                ins, outs = problem.in_channels // problem.groups, problem.out_channels // problem.groups
+                counts = {"batch": problem.batch, "groups": problem.groups, "ins": ins, "outs": outs}
+                name = choice(("batch", "groups", "ins", "ins", "outs", "outs"))
+                counts[name] = self.near(counts[name], 1, 64 if name in ("batch", "groups") else 4096)
+                values["batch"], values["groups"] = counts["batch"], counts["groups"]
+                values["in_channels"], values["out_channels"] = counts["groups"] * counts["ins"], counts["groups"] * counts["outs"]
+            try:
+                problem = replace(problem, **values)
+            except ProblemError:
+                return None
+        return problem
+
+    def near(self, value: int, least: int, most: int) -> int:
+        """Return another number: the next one, twice or half of it, a small one, or one near to a number of the declaration."""
+        choice = self.generator.choice
+        number = choice((
+            value + choice((-1, 1)), value * 2, value * 2 + choice((-1, 1)), value // 2, choice((1, 2, 3, 4, 5)),
+            choice(self.numbers) * choice((1, 1, 2, 3)) + choice((-1, 0, 1)), value * choice((3, 4, 8)),
+        ))  # fmt: skip
+        return max(least, min(most, number))
+
+    def chosen(self, ran: Array) -> list[Problem]:
+        """Return the problems to run: each time the one with the most that did not run yet, the rarer the more, for what it costs."""
+        count = min(_MOST_RUN, max(4, _RUN_OF_EACH * self.operations))
+        worth = np.where(ran, 0.0, 1.0 / np.maximum(self.times, 1)) * self.weights()
+        taken: list[Problem] = []
+
+        def score(number: int) -> float:
+            _, way, cost = self.pool[number]
+            return float(worth[np.ix_(way, way)].sum()) / math.sqrt(cost)
+
+        # A score only falls: who leads with one that is of now is the best.
+        waiting = [(-score(number), number, 0) for number in range(len(self.pool))]
+        heapq.heapify(waiting)
+        while len(taken) < count and waiting and waiting[0][0] < 0:
+            _, number, of = heapq.heappop(waiting)
+            if of < len(taken):
+                heapq.heappush(waiting, (-score(number), number, len(taken)))
+                continue
+            problem, way, _ = self.pool[number]
+            taken.append(problem)
+            worth[np.ix_(way, way)] = 0
+        return taken
+
+    def weights(self) -> Array:
+        """Return how much it says that two ways meet: most in one expression, more between numbers that launches are given."""
+        places = np.full(_MOST_WAYS, -1)
+        places[: len(self.ids)] = [self.places[number] for number, _ in self.ids]
+        given = np.array([*self.given, False])[places]  # -1 is the last one
+        weights = np.where(given[:, None] & given, 5.0, 1.0)
+        weights[(self.made_of | self.made_of.T)[places[:, None], places]] = 10.0
+        weights[places[:, None] == places] = 20.0
+        np.fill_diagonal(weights, 50.0)
+        return weights
