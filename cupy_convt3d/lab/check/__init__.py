@@ -32,7 +32,7 @@ from ..run.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_prob
 from ..run.verify import APART, LATE, Outcome
 from ..run.worker import InProcess, Worker
 from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, WIDE
-from .corners import corners
+from .corners import corner_problems
 from .examples import (
     Example,
     combinations,
@@ -416,7 +416,7 @@ class _Search:
         self.worker.kernel, dtype = self.kernel, self.report.dtypes[0]
         kinds = [kind for kind, instance in self.pairs if instance == dtype and kind in KINDS]
         known = [*self.edges(), *tails(self.kernel, dtype), *(problem for problem, _ in layouts(self.kernel, dtype))]
-        for number, problem in enumerate(corners(self.kernel, dtype, known)) if kinds else ():
+        for number, problem in enumerate(corner_problems(self.kernel, dtype, known)) if kinds else ():
             self.run(CORNERS, problem, dtype, kinds[0], number if number % 3 == 2 else 0)  # every third in some other layout
 
     def run_far(self) -> None:

@@ -9,11 +9,12 @@ found those are run that have the most of what is rarest.
 from __future__ import annotations
 
 import ast
+import contextlib
 import heapq
 import math
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from types import CodeType
@@ -28,18 +29,23 @@ from ...problem import Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Way = tuple[int, Any]  # the number of an operation, and how it went
-_MOST_WAYS = 2000
-_MOST_TRIED, _TRIED_OF_EACH = 4000, 40  # problems that are looked at: so many for each operation
-_MOST_RUN, _RUN_OF_EACH = 48, 2
+_MOST_WAYS, _MOST_PATHS = 2000, 8000
+_MOST_TRIED, _LEAST_TRIED, _TRIED_OF_EACH = 3000, 600, 40  # problems that are looked at: so many for each operation
+_LEAST_RUN, _MOST_RUN, _RUN_OF_EACH = 4, 64, 5
 # What the host can do in a moment.
 _MOST_MULTIPLY_ADDS, _MOST_ELEMENTS, _MOST_THREADS = 400_000, 2**15, 2**14
+# Problems to begin with, beside those that are known: windows longer than tiny problems have, of which some taps lead nowhere.
+_BEGIN = (
+    *("n1_c2to2_i1x1x2_k1x1x16_p0x0x5", "n1_c1to1_i1x2x1_k1x12x1_s1x2x1_p0x4x0", "n1_c3to1_i2x1x1_k16x1x1_s2x1x1_p7x0x0"),
+    *("n2_c1to2_i1x3x5_k1x4x8_s1x2x2_p0x2x3_op0x1x0", "n1_c1to3_i1x1x3_k1x1x5_p0x0x8_d1x1x5", "n1_c2to1_i2_k4x5x8_p2x2x3"),
+)
 _NOTE = "note"
 _AXES = ("input_size", "kernel_size", "stride", "padding", "output_padding", "dilation")
 _FOUND: dict[tuple[object, ...], list[Problem]] = {}
 _MOST_FOUND = 256
 
 
-def corners(kernel: Kernel, dtype: str, known: Iterable[Problem] = ()) -> list[Problem]:
+def corner_problems(kernel: Kernel, dtype: str, known: Iterable[Problem] = ()) -> list[Problem]:
     """Return problems that the kernel can do, and that go ways of its declaration which the known ones do not; fewest first it goes."""
     declared = _declared(kernel)
     asked = (kernel.dtypes, tuple(kernel.tunables.items()), declared, dtype)  # mutants of a kernel ask again and again
@@ -116,16 +122,15 @@ def _compiled(declared: tuple[str, ...]) -> tuple[list[CodeType], list[int]]:
 def _way(kind: str, value: Any, operands: tuple[Any, ...]) -> Any:
     if kind == "compare" and not isinstance(operands[0], tuple):
         a, b = operands
-        near = a == b or 0 < min(a, b) and max(a, b) <= 2 * min(a, b)  # within a factor of two
+        near = a == b or (min(a, b) > 0 and max(a, b) <= 2 * min(a, b))  # within a factor of two
         return max(-3 + near, min(3 - near, a - b))
     if kind == "choice":
         return operands.index(value), operands.count(value) > 1
     if kind == "value":
         return min(value, 2)
     if kind in ("quotient", "rest") and operands[1] > 0:
-        rest = operands[0] % operands[1]
-        of_rest = 0 if rest == 0 else 1 if rest == 1 else 3 if rest == operands[1] - 1 else 2
-        return of_rest if kind == "rest" else (max(-1, min(3, operands[0] // operands[1])), of_rest)
+        rest = min(2, operands[0] % operands[1])
+        return rest if kind == "rest" else (max(-1, min(2, operands[0] // operands[1])), rest)
     return bool(value)
 
 
@@ -141,6 +146,28 @@ def ways(declared: tuple[str, ...], names: Mapping[str, Any]) -> set[Way]:
     for code in _compiled(declared)[0]:
         eval(code, known, names)  # `Kernel` has refused whatever is no arithmetic
     return found
+
+
+def _between(one: Problem, other: Problem) -> Problem | None:
+    """Return the problem in the middle of two; None: there is none, or it is no problem."""
+    values: dict[str, Any] = {name: tuple(map(_middle, getattr(one, name), getattr(other, name))) for name in _AXES}
+    ins, outs = ((p.in_channels // p.groups, p.out_channels // p.groups) for p in (one, other))
+    groups = values["groups"] = _middle(one.groups, other.groups)
+    values["batch"] = _middle(one.batch, other.batch)
+    values["in_channels"], values["out_channels"] = (groups * count for count in map(_middle, ins, outs))
+    with contextlib.suppress(ProblemError):
+        found = replace(one, **values)
+        return None if found in (one, other) else found
+    return None
+
+
+def _middle(a: int, b: int) -> int:
+    return a + (b - a) // 2 if b > a else a - (a - b) // 2
+
+
+def _numbers(known: dict[Any, int], found: Iterable[Any], most: int) -> Array:
+    """Return the numbers of what was found, those that are new behind the others as long as there are not too many."""
+    return np.array(sorted({known.setdefault(one, len(known)) for one in found if one in known or len(known) < most}), np.intp)
 
 
 class _Search:
@@ -161,43 +188,50 @@ class _Search:
         self.numbers = [number for number in self.numbers if 1 < number <= 1024] or [2]
         self.ids: dict[Way, int] = {}
         self.times = np.zeros((_MOST_WAYS, _MOST_WAYS), np.int32)  # how many problems go both ways, in the diagonal one
-        self.pool: list[tuple[Problem, Array, float]] = []
+        self.pool: list[tuple[Problem, Array, Array, float]] = []  # with the ways and paths that each goes, and what it costs
         self.first: list[Problem] = []  # of the pool, those that were the first to go a way, or all ways of an expression
-        self.paths: set[frozenset[Way]] = set()
+        self.paths: dict[frozenset[Way], int] = {}  # all ways of one expression together: their numbers
+        self.path_times = np.zeros(_MOST_PATHS, np.int32)
         self.generator = random.Random(0)
 
     def run(self, known: Iterable[Problem]) -> list[Problem]:
         if not self.operations:
             return []
-        ran = np.zeros(self.times.shape, bool)
-        for problem in dict.fromkeys(known):
-            if (way := self.look(problem)) is not None:
-                ran[np.ix_(way, way)] = True
-        for _ in range(min(_MOST_TRIED, _TRIED_OF_EACH * self.operations)):
+        for problem in map(Problem.parse, _BEGIN):
+            self.look(problem)
+        ran, ran_paths = np.zeros(self.times.shape, bool), np.zeros(_MOST_PATHS, bool)
+        simple = list(dict.fromkeys(known)) or [Problem(1, 1, 1, 1, 1)]
+        for problem in simple:
+            if (looked := self.look(problem)) is not None:
+                ran[np.ix_(looked[0], looked[0])] = True
+                ran_paths[looked[1]] = True
+        for _ in range(min(_MOST_TRIED, _LEAST_TRIED + _TRIED_OF_EACH * self.operations)):
             if self.first:
-                some = self.generator.random() < 0.5
-                self.look(self.changed(self.generator.choice(self.first) if some else self.generator.choice(self.pool)[0]))
-        return self.chosen(ran)
+                kind = self.generator.random()
+                problem = self.generator.choice(self.first if kind < 0.4 else simple) if kind < 0.6 else self.generator.choice(self.pool)[0]
+                if (changed := self.changed(problem)) is not None and self.look(changed) is None:
+                    self.look(self.last_accepted(problem, changed))
+        return self.chosen(ran, ran_paths)
 
-    def look(self, problem: Problem | None) -> Array | None:
-        """Return the numbers of the ways that a problem goes, and keep it if some two of them did not meet yet."""
+    def look(self, problem: Problem | None) -> tuple[Array, Array] | None:
+        """Return the numbers of the ways and paths that a problem goes, and keep it if some two of the ways did not meet yet."""
         if problem is None or (cost := self.cost(problem)) is None:
             return None
         found = ways(self.declared, self.kernel.names(problem, self.dtype, HOST_MULTIPROCESSORS))
-        numbers = [self.ids.setdefault(way, len(self.ids)) for way in found if way in self.ids or len(self.ids) < _MOST_WAYS]
-        way = np.array(sorted(numbers))
-        place = np.ix_(way, way)
-        if not self.times[place].all():
-            self.pool.append((problem, way, cost))
         by_place: dict[int, set[Way]] = {}
         for one in found:
             by_place.setdefault(self.places[one[0]], set()).add(one)
-        paths = {frozenset(path) for path in by_place.values()}
-        if not paths <= self.paths:
-            self.paths |= paths
+        known = len(self.paths)
+        paths = _numbers(self.paths, map(frozenset, by_place.values()), _MOST_PATHS)
+        if len(self.paths) > known:
             self.first.append(problem)
+        way = _numbers(self.ids, found, _MOST_WAYS)
+        place = np.ix_(way, way)
+        if len(self.paths) > known or not self.times[place].all():
+            self.pool.append((problem, way, paths, cost))
         self.times[place] += 1
-        return way
+        self.path_times[paths] += 1
+        return way, paths
 
     def cost(self, problem: Problem) -> float | None:
         """Return about how many milliseconds the host takes for a problem; None: too many, or the kernel refuses it."""
@@ -240,37 +274,57 @@ class _Search:
                 return None
         return problem
 
+    def last_accepted(self, problem: Problem, refused: Problem) -> Problem | None:
+        """Return the last problem that can be done on the way from one to one that cannot; None: there is none between."""
+        found = None
+        while (between := _between(found or problem, refused)) is not None:
+            if self.cost(between) is None:
+                refused = between
+            else:
+                found = between
+        return found
+
     def near(self, value: int, least: int, most: int) -> int:
         """Return another number: the next one, twice or half of it, a small one, or one near to a number of the declaration."""
         choice = self.generator.choice
+        named = choice(self.numbers)
         number = choice((
-            value + choice((-1, 1)), value * 2, value * 2 + choice((-1, 1)), value // 2, choice((1, 2, 3, 4, 5)),
-            choice(self.numbers) * choice((1, 1, 2, 3)) + choice((-1, 0, 1)), value * choice((3, 4, 8)),
+            value + choice((-1, 1)), value * 2, value * 2 + choice((-1, 1)), value // 2, choice((1, 2, 3, 4, 5)), value * choice((3, 4, 8)),
+            named, named + 1, named * choice((1, 2, 3)) + choice((-1, 0, 1)),
         ))  # fmt: skip
         return max(least, min(most, number))
 
-    def chosen(self, ran: Array) -> list[Problem]:
-        """Return the problems to run: each time the one with the most that did not run yet, the rarer the more, for what it costs."""
-        count = min(_MOST_RUN, max(4, _RUN_OF_EACH * self.operations))
-        worth = np.where(ran, 0.0, 1.0 / np.maximum(self.times, 1)) * self.weights()
-        taken: list[Problem] = []
+    def chosen(self, ran: Array, ran_paths: Array) -> list[Problem]:
+        """Return the problems to run, those with the most that did not run yet, the rarer the more, for what they cost.
 
-        def score(number: int) -> float:
-            _, way, cost = self.pool[number]
-            return float(worth[np.ix_(way, way)].sum()) / math.sqrt(cost)
+        One half is chosen by the paths that they go, the other by the ways that meet.
+        """
+        count = min(_MOST_RUN, max(_LEAST_RUN, _RUN_OF_EACH * self.operations))
+        of_pair = np.where(ran, 0.0, 1.0 / np.maximum(self.times, 1)) * self.weights()
+        of_path = np.where(ran_paths, 0.0, 1.0 / np.maximum(self.path_times, 1))
+        taken: dict[int, None] = {}
 
-        # A score only falls: who leads with one that is of now is the best.
-        waiting = [(-score(number), number, 0) for number in range(len(self.pool))]
-        heapq.heapify(waiting)
-        while len(taken) < count and waiting and waiting[0][0] < 0:
-            _, number, of = heapq.heappop(waiting)
-            if of < len(taken):
-                heapq.heappush(waiting, (-score(number), number, len(taken)))
-                continue
-            problem, way, _ = self.pool[number]
-            taken.append(problem)
-            worth[np.ix_(way, way)] = 0
-        return taken
+        def take(count: int, worth: Callable[[Array, Array], float]) -> None:
+            def score(number: int) -> float:
+                _, way, paths, cost = self.pool[number]
+                return worth(way, paths) / math.sqrt(cost)
+
+            # A score only falls: who leads with one that is of now is the best.
+            waiting = [(-score(number), number, len(taken)) for number in range(len(self.pool)) if number not in taken]
+            heapq.heapify(waiting)
+            while len(taken) < count and waiting and waiting[0][0] < 0:
+                _, number, of = heapq.heappop(waiting)
+                if of < len(taken):
+                    heapq.heappush(waiting, (-score(number), number, len(taken)))
+                    continue
+                taken[number] = None
+                _, way, paths, _ = self.pool[number]
+                of_pair[np.ix_(way, way)] = 0
+                of_path[paths] = 0
+
+        take(count // 2, lambda _, paths: float(of_path[paths].sum()))
+        take(count, lambda way, _: float(of_pair[np.ix_(way, way)].sum()))
+        return [self.pool[number][0] for number in taken]
 
     def weights(self) -> Array:
         """Return how much it says that two ways meet: most in one expression, more between numbers that launches are given."""

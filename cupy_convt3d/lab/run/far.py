@@ -44,7 +44,9 @@ _MOST_PACKING = 2**15  # threads of a launch over no volumes, all blocks of whic
 _VOLUMES = ("input", "output", "grad_input", "grad_output")
 # Elements between neighbours: either half of it, taken alone, leads to another page.
 _APART = 2**32 + 2**13
-APART_LAYOUTS = 3  # by the seed: all elements are apart, or only rows, or only voxels
+# Axes that lie together, by the seed: none, so that all elements are apart; rows; channels; channels of a row's voxels; volumes.
+_TOGETHER = ((), (4,), (1,), (1, 4), (4, 3, 2))
+APART_LAYOUTS = len(_TOGETHER)
 
 
 def far_problems(pass_name: str) -> list[Problem]:
@@ -371,13 +373,16 @@ def _strides(kernel: Kernel, name: str, shape: tuple[int, ...], seed: int) -> tu
 
 
 def _apart(shape: tuple[int, ...], seed: int) -> tuple[int, ...]:
-    layout = seed % APART_LAYOUTS
-    strides, step = [0] * len(shape), _APART
-    for axis in ([4, 3, 2, 1, 0], [3, 2, 1, 0], [4, 3, 2, 0])[layout]:
+    strides, together = [0] * len(shape), _TOGETHER[seed % APART_LAYOUTS]
+    step = 1
+    for axis in together:
         strides[axis] = step
         step *= max(1, shape[axis])
-    if layout:
-        strides[(4, 1)[layout - 1]] = 1
+    step = _APART
+    for axis in (4, 3, 2, 1, 0):
+        if axis not in together:
+            strides[axis] = step
+            step *= max(1, shape[axis])
     return tuple(strides)
 
 
