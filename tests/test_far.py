@@ -91,7 +91,8 @@ def test_a_32_bit_stride_is_found() -> None:
 
 def test_a_size_that_32_bits_make_negative_is_found_in_the_first_blocks() -> None:
     source = kernel("dgrad_gather").source
-    right, wrong = "if (index >= voxels * problem.batch * problem.in_channels)", "if (int(index) >= int(voxels * problem.batch * problem.in_channels))"
+    right = "index >= voxels * problem.batch * problem.in_channels"
+    wrong = "int(index) >= int(voxels * problem.batch * problem.in_channels)"
     assert right in source
     problem = next(problem for problem in far_problems("dgrad") if largest_tensor(problem) < 2**32)
     assert verify_far(BACKEND, kernel("dgrad_gather"), problem, "fp16", 1).ok

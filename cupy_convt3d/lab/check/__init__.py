@@ -324,8 +324,9 @@ class _Search:
     def run_all(self, examples: int, seed: int) -> None:
         if self.pairs:
             self.run_edges(examples)
-            self.run_tails()
+            self.run_tails(self.configurations[:1])
             self.run_corners()
+            self.run_tails(self.configurations[1:])
         if FAR in self.kinds:
             self.run_far()
         if self.pairs:
@@ -377,9 +378,9 @@ class _Search:
         some = (self.kernel.dtypes[0], self.kernel.dtypes[-1])
         return [dtype for dtype in self.report.dtypes if not is_forced(configuration) or dtype in some]
 
-    def run_tails(self) -> None:
-        """Run each with all exact kinds, and once, in one dtype, with one of what is not finite or does not stay so."""
-        for configuration in self.configurations:
+    def run_tails(self, configurations: Sequence[Kernel]) -> None:
+        """Run those of some configurations, each with all exact kinds, and once, in one dtype, with one of what is not finite or does not stay so."""
+        for configuration in configurations:
             self.worker.kernel = configuration
             done: set[Problem] = set()
             for dtype in self.tail_dtypes(configuration):
@@ -392,8 +393,8 @@ class _Search:
                 refused = partial(self.refused, TILES, dtype=dtype)
                 tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
                 larger = [(problem, seed, _MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
-                larger += [(problem, seed, math.inf) for problem, seed in deep(configuration, dtype, refused)]
-                for problem, seed, most in tail + larger:
+                lives = [(problem, seed, math.inf) for problem, seed in deep(configuration, dtype, refused)]
+                for problem, seed, most in tail + larger + lives:
                     if self.gpu_refuses(configuration, problem, dtype):
                         self.refused(TILES, problem, dtype, configuration)
                         continue

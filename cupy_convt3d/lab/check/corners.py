@@ -46,7 +46,7 @@ _MOST_FOUND = 256
 
 
 def corner_problems(kernel: Kernel, dtype: str, known: Iterable[Problem] = ()) -> list[Problem]:
-    """Return problems that the kernel can do, and that go ways of its declaration which the known ones do not; fewest first it goes."""
+    """Return problems that the kernel can do, and that go ways of its declaration which the known ones do not."""
     declared = _declared(kernel)
     asked = (kernel.dtypes, tuple(kernel.tunables.items()), declared, dtype)  # mutants of a kernel ask again and again
     if asked not in _FOUND:
@@ -184,8 +184,8 @@ class _Search:
         names = {str(text): name for name, text in kernel.constants.items()}
         self.made_of = np.array([[names.get(part, "") in word for part in declared] for word in words])
         # A number that something is compared with, or cut by, is one to be near to.
-        self.numbers = sorted({int(n) for text in declared for n in re.findall(r"(?<![\w.])\d{1,4}(?!\w)", text)} | {*kernel.tunables.values()})
-        self.numbers = [number for number in self.numbers if 1 < number <= 1024] or [2]
+        written = {int(number) for text in declared for number in re.findall(r"(?<![\w.])\d{1,4}(?!\w)", text)}
+        self.numbers = sorted(number for number in written | set(kernel.tunables.values()) if 1 < number <= 1024) or [2]
         self.ids: dict[Way, int] = {}
         self.times = np.zeros((_MOST_WAYS, _MOST_WAYS), np.int32)  # how many problems go both ways, in the diagonal one
         self.pool: list[tuple[Problem, Array, Array, float]] = []  # with the ways and paths that each goes, and what it costs
@@ -200,7 +200,7 @@ class _Search:
         for problem in map(Problem.parse, _BEGIN):
             self.look(problem)
         ran, ran_paths = np.zeros(self.times.shape, bool), np.zeros(_MOST_PATHS, bool)
-        simple = list(dict.fromkeys(known)) or [Problem(1, 1, 1, 1, 1)]
+        simple = list(dict.fromkeys(known)) or [Problem(1, 1, 1, (1, 1, 1), (1, 1, 1))]
         for problem in simple:
             if (looked := self.look(problem)) is not None:
                 ran[np.ix_(looked[0], looked[0])] = True

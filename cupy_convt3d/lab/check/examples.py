@@ -359,7 +359,8 @@ def deep(kernel: Kernel, dtype: str, refused: Refused = lambda _: None) -> list[
     found: dict[tuple[Problem, int], None] = {}
     for name, seeds in chosen.items():
         problem = Problem.parse(name)
-        fits = [fit for fit in _halves(problem) if kernel.why_not(fit, dtype) is None and _threads(kernel, fit, dtype) <= _MOST_DEEP_THREADS]
+        done = [fit for fit in _halves(problem) if kernel.why_not(fit, dtype) is None]
+        fits = [fit for fit in done if _threads(kernel, fit, dtype) <= _MOST_DEEP_THREADS]
         for fit in fits[:1] or _fits(kernel, [problem], dtype, refused):
             found |= dict.fromkeys((fit, seed) for seed in seeds)
     return list(found)

@@ -286,7 +286,8 @@ def _verify_last_blocks(
     some = near.shapes(kernel.pass_name)[0][written]
     first = tuple(size - of_end for size, of_end in zip(shapes[written], some, strict=True)) if end else (0,) * len(some)
     values = draw_tensors(kernel.pass_name, near, dtype, "exact", seed)
-    executor.start(run_last_blocks, 1, {**values, written: _unwritten(kernel, near, dtype)}, kernel, far, dtype, counts, multiprocessors, end)
+    arrays = {**values, written: _unwritten(kernel, near, dtype)}
+    executor.start(run_last_blocks, 1, arrays, kernel, far, dtype, counts, multiprocessors, end)
     return _compared(executor, kernel, near, values, dtype, first, f"wrong value in what lies {'last' if end else 'first'}")
 
 
