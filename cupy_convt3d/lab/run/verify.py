@@ -99,7 +99,7 @@ class _Example:
     seed: int
     runs: int = 1
     values: Mapping[str, Array] = field(default_factory=dict)
-    numbers: Numbers = Numbers((), {}, ())
+    numbers: Numbers = field(default_factory=lambda: Numbers((), {}, ()))
     guard: int = field(init=False)
 
     def __post_init__(self) -> None:
