@@ -47,6 +47,7 @@ _WRONG = {
     "cancel": "rounding: wrong value (integers: a sum is exact until it is rounded, once)",
 }
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (2, 4, 8)}
+_NO_NUMBERS = Numbers((), {}, ())
 _NAMES = {np.dtype(np.float64): "fp64", np.dtype(np.float32): "fp32"}
 
 
@@ -99,7 +100,7 @@ class _Example:
     seed: int
     runs: int = 1
     values: Mapping[str, Array] = field(default_factory=dict)
-    numbers: Numbers = field(default_factory=lambda: Numbers((), {}, ()))
+    numbers: Numbers = _NO_NUMBERS
     guard: int = field(init=False)
 
     def __post_init__(self) -> None:
