@@ -14,7 +14,6 @@ from cupy_convt3d.lab.run.far import (
     APART_LAYOUTS,
     FAR,
     apart_problem,
-    apart_vectors,
     explained,
     far_problems,
     largest_tensor,
@@ -104,7 +103,7 @@ def test_a_32_bit_step_between_planes_of_channels_that_lie_together_is_found() -
     source = kernel("fprop_depthwise_channels_last").source
     narrow = Kernel.from_source(source.replace("place.first + d * input.stride[2]", "place.first + d * int(input.stride[2])"), "narrow")
     assert narrow.source != source
-    problem = fitting(narrow, apart_vectors(), "fp32")
+    problem = fitting(narrow, apart_problem(), "fp32")
     assert problem is not None
     with Worker(narrow, "host") as worker:
         assert not all(worker.verify(problem, "fp32", FAR, seed).ok for seed in range(APART_LAYOUTS))

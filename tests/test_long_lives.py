@@ -34,7 +34,7 @@ def test_stages_counted_in_8_bits_are_found(counter: str, passes: bool) -> None:
     assert len(outcomes) == 2 and all(outcome.ok is passes for outcome in outcomes), outcomes
 
 
-@pytest.mark.parametrize("kernel", kernels().values(), ids=str)
+@pytest.mark.parametrize("kernel", kernels().values(), ids=lambda kernel: kernel.name)
 def test_every_kernel_gets_as_many_channels_as_it_can_do(kernel: Kernel) -> None:
     """Also where other launches have a thread for each of them, and hundreds of tiles where blocks stay."""
     problems = [problem for problem, _ in deep_problems(kernel, kernel.dtypes[0])]

@@ -380,8 +380,7 @@ class _Search:
         return [dtype for dtype in self.report.dtypes if not is_forced(configuration) or dtype in some]
 
     def run_tails(self, configurations: Sequence[Kernel]) -> None:
-        """Run those of some configurations, each with all exact kinds, and once, in one dtype, with one of what is not finite or does not
-        stay so."""
+        """Run each with all exact kinds, and once, in one dtype, with one of what is not finite or does not stay so."""
         for configuration in configurations:
             self.worker.kernel = configuration
             done: set[Problem] = set()

@@ -137,7 +137,7 @@ _DEEP = {
 }
 # Blocks that stay, and take hundreds of tiles in turn, each of a stage or more.
 _MANY_VOLUMES = {"n800_c1to2_i1x1x2_k1": (0,)}
-_MOST_DEEP_THREADS = 2**20  # launches that lay out or pack have a thread for each channel, or for a few
+_MOST_DEEP_THREADS = 2**21  # launches that lay out or pack have a thread for each channel, or for a few
 _FEW = 64
 _LONG_LIFE_SHARE = 32  # one example of fuzz in so many is as deep, or has as many tiles of a block
 MOST_HOST_THREADS = 2**16  # of a larger problem: a wgrad kernel has a block for each weight
