@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -42,34 +43,40 @@ def headers(texts: Iterable[str], root: Path, overlay: Mapping[str, str], host: 
         host: for the host's compiler. NVRTC never sees what the headers under `root` include from `convt3d/host`.
     """
     found: dict[str, str] = {}
+    folder = str(root)
     waiting: list[tuple[str | None, str]] = [(None, text) for text in texts]
 
     def take(name: str) -> bool:
         if name in found:
             return True
-        text = overlay[name] if name in overlay else _text(root / name)
+        text = overlay[name] if name in overlay else _text(f"{folder}/{name}")
         if text is not None:
             found[name] = text
             waiting.append((name, text))
         return text is not None
 
-    stand_ins: list[str] | None = None
+    stand_ins_count = False
     while waiting:
         file, text = waiting.pop()
         names, by_macro = _names(text)
         for name, is_quoted in names:
-            beside = [str(PurePosixPath(file).parent / name)] if file is not None and is_quoted else []
-            places = [os.path.normpath(place) for place in (*beside, name, f"{_STAND_INS[host]}/{name}")]
+            places = _places(file if is_quoted else None, name, _STAND_INS[host])
             if not host and file is not None and not file.startswith(_HOST) and any(place.startswith(_HOST) for place in places):
                 continue
-            if not any(map(take, places)):
-                if stand_ins is None:  # one look at the folder: most sources include several headers that are not there
-                    stand_ins = [str(other.relative_to(root)) for other in _files(root / _STAND_INS[host])]
-                for other_name in stand_ins:
-                    take(other_name)
+            if not any(map(take, places)) and not stand_ins_count:
+                stand_ins_count = True  # once: most sources include several headers that are not there
+                for other in _files(root / _STAND_INS[host]):
+                    take(str(other.relative_to(root)))
         for other in _files(root) if by_macro else ():
             take(str(other.relative_to(root)))
     return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=1024)
+def _places(beside: str | None, name: str, stand_ins: str) -> list[str]:
+    """Return where a name may be: beside the file that includes it in quotes, among all headers, among the stand-ins."""
+    first = [str(PurePosixPath(beside).parent / name)] if beside is not None else []
+    return [os.path.normpath(place) for place in (*first, name, f"{stand_ins}/{name}")]
 
 
 @contextlib.contextmanager
@@ -143,12 +150,12 @@ def _outside(name: str, in_quotes: bool, file: Path | None, folder: Path | None)
     return None if os.path.isfile(real) else "is no regular file"
 
 
-def _text(path: Path) -> str | None:
+def _text(path: str) -> str | None:
     try:
         status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return _read(str(path), status.st_mtime_ns, status.st_size) if os.path.isfile(path) else None
+    return _read(path, status.st_mtime_ns, status.st_size) if stat.S_ISREG(status.st_mode) else None
 
 
 @lru_cache(maxsize=1024)

@@ -125,6 +125,14 @@ class Plan:
     specialization: tuple[tuple[str, int], ...] = ()
 
 
+class Numbers(NamedTuple):
+    """What a plan has beside what its kernel declares: short to send to a process that has the kernel; see `Kernel.numbers`."""
+
+    launches: tuple[tuple[int, dict[str, Any], tuple[int, int, int], tuple[int, int, int], int, bool], ...]
+    workspace: dict[str, int]
+    specialization: tuple[tuple[str, int], ...]
+
+
 class Limits(NamedTuple):
     """What a GPU has, beyond its architecture: shared memory for one block in bytes, multiprocessors, and as far as its driver tells
     (else 0) their clock and the memory's bandwidth."""
@@ -369,6 +377,27 @@ class Kernel:
             if not 0 <= size <= MAX_WORKSPACE:
                 raise KernelError(f"{self.name}: workspace {name}={size}: must be from 0 to {MAX_WORKSPACE} elements")
         return Plan(tuple(launches), workspace, specialization)
+
+    def numbers(self, plan: Plan) -> Numbers:
+        """Return what `planned` makes one of its plans of again."""
+        declared = [(one.symbol, one.parameters, one.packs, one.prepares) for one in self.launches]
+        positions = [declared.index((one.symbol, one.parameters, one.packs, one.prepares)) for one in plan.launches]
+        launches = tuple(
+            (position, one.scalars, one.grid, one.block, one.shared_bytes, one.beside)
+            for position, one in zip(positions, plan.launches, strict=True)
+        )
+        return Numbers(launches, plan.workspace, plan.specialization)
+
+    def planned(self, numbers: Numbers) -> Plan:
+        """Return the plan that `numbers` was asked about, in this process or another."""
+        specialized = tuple(value for _, value in numbers.specialization)
+        launches = []
+        for position, scalars, grid, block, shared_bytes, beside in numbers.launches:
+            one = self.launches[position]
+            launches.append(
+                PlannedLaunch(one.symbol, one.parameters, scalars, grid, block, shared_bytes, one.packs, one.prepares, beside, specialized)
+            )
+        return Plan(tuple(launches), numbers.workspace, numbers.specialization)
 
     @lru_cache(maxsize=256)  # noqa: B019, as `plan`
     def names(self, problem: Problem, dtype: str, multiprocessors: int) -> Mapping[str, Any]:

@@ -20,6 +20,8 @@ INT32_MAX = 2**31 - 1
 
 
 def _integer(name: str, value: object, minimum: int) -> int:
+    if type(value) is int and minimum <= value <= INT32_MAX:
+        return value
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -37,6 +39,8 @@ def triple(name: str, value: object, minimum: int = 0) -> Triple:
     Raises:
         ProblemError: `value` is anything else; torch's string paddings ("same", "valid") and modes are refused here too.
     """
+    if type(value) is tuple and len(value) == 3 and all(type(v) is int and minimum <= v <= INT32_MAX for v in value):
+        return value
     if isinstance(value, str):
         raise ProblemTypeError(f"{name}={shown(value)}: must be integers; a transposed convolution has zero padding only")
     given: Any = value
@@ -142,6 +146,9 @@ class Problem:
                     f"padding[{a}]={self.padding[a]}: leaves an empty output on axis {axis} "
                     f"(size {extent - 2 * self.padding[a]}); it must be at most {(extent - 1) // 2}"
                 )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}  # not what is computed from them, and kept
 
     def _extent(self, a: int) -> int:
         reach = (self.input_size[a] - 1) * self.stride[a] + self.dilation[a] * (self.kernel_size[a] - 1)
@@ -252,6 +259,18 @@ class Problem:
                 )
             )
         return classes
+
+    @cached_property
+    def class_sizes(self) -> tuple[tuple[int, int], ...]:
+        """How many taps, and how many outputs, each residue class of each axis has, as `axis_classes` lists them."""
+        sizes = []
+        for stride, padding, dilation, kernel, out in zip(
+            self.stride, self.padding, self.dilation, self.kernel_size, self.output_size, strict=True
+        ):
+            taps = [t * dilation % stride for t in range(kernel)]
+            for residue in range(stride):
+                sizes.append((taps.count(residue), max(0, -(-(out - (residue - padding) % stride) // stride))))
+        return tuple(sizes)
 
     def residue_classes(self) -> list[ResidueClass]:
         """Return all `prod(stride)` residue classes, depth slowest; together they cover each output voxel once."""

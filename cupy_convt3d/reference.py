@@ -286,11 +286,11 @@ def _matrix(voxels: Array) -> Array:
 
 
 def _fprop(problem: Problem, input: Array, weight: Array, bias: Array | None) -> Array:
-    source, taps = _group(problem, input), _taps_first(problem, weight)
+    source, taps = _group(problem, input), _taps_first(problem, weight).swapaxes(4, 5)
     output = _zeros(problem, problem.out_channels, problem.output_size, source)
     for tap, inputs, outputs in _live_taps(problem):
         target = output[(..., *outputs)]
-        target += (taps[tap].swapaxes(1, 2) @ _matrix(source[(..., *inputs)])).reshape(target.shape)
+        target += (taps[tap] @ _matrix(source[(..., *inputs)])).reshape(target.shape)
     result = _ungroup(output)
     return result if bias is None else result + bias[:, None, None, None]
 

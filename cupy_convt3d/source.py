@@ -62,8 +62,9 @@ def headers_of(kernel: Kernel, *, host: bool, prelude: str = "") -> dict[str, st
     """
     own = {kernel.path or Path(): kernel.source, **kernel.headers}
     texts = (kernel.including(text, file, str) for file, text in own.items())
-    found = includes.headers((prelude, *texts), include_directory(), kernel.overlay, host)
-    return {name: text for name, text in found.items() if include_directory() / name not in kernel.headers}
+    root = include_directory()
+    found = includes.headers((prelude, *texts), root, kernel.overlay, host)
+    return {name: text for name, text in found.items() if root / name not in kernel.headers} if kernel.headers else found
 
 
 def code_digest(kernel: Kernel) -> str:

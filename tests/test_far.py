@@ -16,6 +16,7 @@ from cupy_convt3d.lab.run.far import (
     apart_problem,
     explained,
     far_problems,
+    largest_tensor,
     near_problem,
     verify_far,
 )
@@ -85,6 +86,27 @@ def test_a_32_bit_stride_is_found() -> None:
     assert problem is not None
     with Worker(narrow, "host") as worker:
         assert not worker.verify(problem, "fp16", FAR, 0).ok
+
+
+def test_a_size_that_32_bits_make_negative_is_found_in_the_first_blocks() -> None:
+    source = kernel("dgrad_gather").source
+    right = "index >= voxels * problem.batch * problem.in_channels"
+    wrong = "int(index) >= int(voxels * problem.batch * problem.in_channels)"
+    assert right in source
+    problem = next(problem for problem in far_problems("dgrad") if largest_tensor(problem) < 2**32)
+    assert verify_far(BACKEND, kernel("dgrad_gather"), problem, "fp16", 1).ok
+    outcome = verify_far(BACKEND, Kernel.from_source(source.replace(right, wrong), "narrow"), problem, "fp16", 1)
+    assert not outcome.ok and outcome.message.startswith("wrong value in what lies first")
+
+
+def test_a_32_bit_step_between_planes_of_channels_that_lie_together_is_found() -> None:
+    source = kernel("fprop_depthwise_channels_last").source
+    narrow = Kernel.from_source(source.replace("place.first + d * input.stride[2]", "place.first + d * int(input.stride[2])"), "narrow")
+    assert narrow.source != source
+    problem = fitting(narrow, apart_problem(), "fp32")
+    assert problem is not None
+    with Worker(narrow, "host") as worker:
+        assert not all(worker.verify(problem, "fp32", FAR, seed).ok for seed in range(APART_LAYOUTS))
 
 
 def test_a_kernel_whose_blocks_go_in_another_order_is_not_judged() -> None:

@@ -187,6 +187,56 @@ def test_rewriting_of_specialized_numbers_keeps_lines_and_leaves_what_is_no_macr
         rewrite_specialized("\nSPECIALIZED(A, f(a, b), c)", ("A",), "f.cu")
 
 
+def test_a_macro_that_chooses_a_way_by_itself_has_its_number() -> None:
+    source = "__launch_bounds__(A ? 1 : 2) void f() {\n#if A || 1\n  x = A ? 1 : 2;\n  y = c && (A || d), z = !A && e;\n#endif\n"
+    kept = "  if constexpr (A && B) g();\n  int s[A + 1], t = A * 2;\n}\n"
+    expected = source.replace("= A ?", "= convt3d_number_A ?").replace("(A ||", "(convt3d_number_A ||").replace("!A", "!convt3d_number_A")
+    assert rewrite_specialized(source + kept, ("A",), "f.cu") == expected + kept
+
+
+CONSTANTS = """
+/* convt3d
+pass = "fprop"
+[specialize]
+KERNEL = "kernel_d"
+[[launch]]
+grid = 1
+block = 1
+*/
+#include "convt3d/problem.cuh"
+#ifndef KERNEL
+#define KERNEL 3
+#endif
+struct Taps {
+  int count, last;
+};
+__device__ constexpr Taps taps_of(int kernel) { return {kernel, kernel - 1}; }
+#if defined(__CUDACC__)
+constexpr Taps TAPS = taps_of(KERNEL);
+constexpr int TWICE = KERNEL * 2;
+#endif
+__global__ void trial(const Problem problem, const float* input, float* output) {
+#if !defined(__CUDACC__)
+  const Taps TAPS = taps_of(problem.kernel_size[0]);
+  const int TWICE = 2 * problem.kernel_size[0];
+#endif
+  output[0] = TAPS.last + TWICE;
+}
+"""
+
+
+def test_constants_that_a_gpu_has_from_macros_are_compared() -> None:
+    backend, output = HostBackend(optimize=False), np.zeros(1, np.float32)
+    tensors = {name: TensorRef(output.ctypes.data, (1,), (1,)) for name in ("input", "output")}
+    other = Problem(1, 1, 1, 4, (2, 3, 3))
+    run(backend, Kernel.from_source(CONSTANTS, "trial"), other, "fp32", tensors, lambda name, size: 0)
+    assert output[0] == 5
+    wrong = Kernel.from_source(CONSTANTS.replace('KERNEL = "kernel_d"', 'KERNEL = "kernel_h"'), "trial")
+    run(backend, wrong, Problem(1, 1, 1, 4, 3), "fp32", tensors, lambda name, size: 0)
+    with pytest.raises(LaunchError, match=r"specialization: TAPS at .*trial.cu:\d+ is another with the numbers of \[specialize\]"):
+        run(backend, wrong, other, "fp32", tensors, lambda name, size: 0)
+
+
 SPECIALIZED = """
 /* convt3d
 pass = "fprop"
@@ -226,7 +276,7 @@ def test_the_host_has_the_numbers_that_a_gpus_binary_is_compiled_for() -> None:
 @pytest.mark.parametrize("one_backend", [False, True])
 def test_stacks_of_kernels_that_are_not_kept_are_given_back(one_backend: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux lets a process have 65530 mappings, and each thread's stack with its guard is two."""
-    monkeypatch.setattr("cupy_convt3d.backends.host._MOST_MODULES", 2)
+    monkeypatch.setattr("cupy_convt3d.backends.host._MOST_STACKS", 2 * 512)
     shared, counts = HostBackend(optimize=False), []
     for number in (*range(6), 0):
         backend, name = shared if one_backend else HostBackend(optimize=False), f"trial_{one_backend}_{number}"

@@ -9,9 +9,11 @@ import pytest
 
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab import strategies
-from cupy_convt3d.lab.check.examples import draw_example, layouts
+from cupy_convt3d.lab.check.examples import deep as deep_problems
+from cupy_convt3d.lab.check.examples import draw_example
 from cupy_convt3d.lab.run.worker import Worker
 from cupy_convt3d.problem import PASSES
+from cupy_convt3d.registry import kernels
 
 _RIGHT = (Path(__file__).parent / "specimens" / "overflow_channel.cu").read_text()
 _LOOP = "        for (int ci = first; ci < first + in_per_group; ++ci) {\n"
@@ -26,10 +28,20 @@ _STAGES = """        {} stage = 0;
 def test_stages_counted_in_8_bits_are_found(counter: str, passes: bool) -> None:
     assert _LOOP in _RIGHT
     kernel = Kernel.from_source(_RIGHT.replace(_LOOP, _STAGES.format(counter)), "stages")
-    deep = [(problem, seed) for problem, seed in layouts(kernel, "fp32") if problem.in_channels > 4096]
+    deep = [(problem, seed) for problem, seed in deep_problems(kernel, "fp32") if problem.in_channels > 4096]
     with Worker(kernel, "host") as worker:
         outcomes = [worker.verify(problem, "fp32", "exact", seed) for problem, seed in deep]
     assert len(outcomes) == 2 and all(outcome.ok is passes for outcome in outcomes), outcomes
+
+
+@pytest.mark.parametrize("kernel", kernels().values(), ids=lambda kernel: kernel.name)
+def test_every_kernel_gets_as_many_channels_as_it_can_do(kernel: Kernel) -> None:
+    """Also where other launches have a thread for each of them, and hundreds of tiles where blocks stay."""
+    problems = [problem for problem, _ in deep_problems(kernel, kernel.dtypes[0])]
+    assert all(kernel.why_not(problem, kernel.dtypes[0]) is None for problem in problems)
+    if kernel.name in ("fprop_flattened_simt", "fprop_implicit_gemm_wgmma", "fprop_patch_channels_last_simt"):
+        assert max(problem.in_channels for problem in problems) > 4096
+    assert any(problem.batch == 800 for problem in problems) == kernel.is_persistent
 
 
 @pytest.mark.parametrize("pass_name", PASSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from cupy_convt3d import cli
 from cupy_convt3d.errors import DataError, FindingsError
 from cupy_convt3d.lab.check.report import CheckReport
 from cupy_convt3d.lab.mutants.plants import Judgement, Plant, judge, judge_plants, planted, plants
-from cupy_convt3d.lab.mutants.plants_command import keep, kept, page, summary
+from cupy_convt3d.lab.mutants.plants_command import LEAST_CAUGHT, keep, kept, page, summary
 from cupy_convt3d.registry import kernel, kernels
 
 ROOT = Path(__file__).parents[1]
@@ -115,6 +116,17 @@ def test_the_kept_judgements_are_of_these_plants() -> None:
     for found in kept(SCORES):
         plant = PLANTS.get(found.name)
         assert plant is not None and (plant.kind, plant.kernel) == (found.kind, found.kernel), "run `make plants`"
+
+
+@pytest.mark.skipif(not SCORES.exists(), reason="the sdist has no docs")
+def test_every_plant_is_judged_and_hardly_any_is_let_through() -> None:
+    judged = kept(SCORES)
+    assert {found.name for found in judged} == set(PLANTS), "run `make plants`"
+    assert sum(found.caught for found in judged) >= LEAST_CAUGHT * len(judged)
+    assert statistics.median(found.elapsed_s for found in judged) < 10
+    assert all(found.message and found.problem for found in judged if found.caught)
+    elsewhere = [found for found in judged if found.message.startswith("/") or " /home" in found.message]
+    assert not elsewhere, "files are named from the package on"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from cupy_convt3d.backends.nvrtc import compiler_options, device_source
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import CompileError, LaunchError
 from cupy_convt3d.kernel import Kernel
-from cupy_convt3d.lab.check import _MOST_HOST_THREADS
+from cupy_convt3d.lab.check import MOST_HOST_THREADS
 from cupy_convt3d.lab.check.examples import layouts
 from cupy_convt3d.lab.run.verify import verify
 from cupy_convt3d.problem import Problem
@@ -326,7 +326,7 @@ def test_the_check_meets_what_the_problem_decides(dtype: str) -> None:
     slabs, phases, copied, filled = set(), set(), set(), set()
     for problem in dict.fromkeys(problem for problem, _ in layouts(kernel, dtype)):
         launches = kernel.plan(problem, dtype).launches
-        if sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches) > _MOST_HOST_THREADS:
+        if sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches) > MOST_HOST_THREADS:
             continue  # not run on the host
         n = launches[-1].scalars
         slabs.add((n["resident"], n["row_slabs"], n["classes_h"] > 1))

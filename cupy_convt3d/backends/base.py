@@ -9,6 +9,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +67,11 @@ class TensorRef:
         return TensorRef(self.pointer, (*self.shape[:2], *sizes), self.strides), ahead
 
 
+@lru_cache(maxsize=64)
+def _c_type(dtype: np.dtype[Any]) -> Any:
+    return np.ctypeslib.as_ctypes_type(dtype)
+
+
 class _View(ctypes.Structure):
     _fields_ = (("value", ctypes.c_void_p), ("stride", ctypes.c_longlong * 5))  # the address is `value`, as in c_void_p
 
@@ -92,10 +98,10 @@ class Arguments:
             return (ctypes.c_int * len(values))(*values)
         if parameter.kind == "scalar":
             assert parameter.scalar is not None
-            return np.ctypeslib.as_ctypes_type(parameter.scalar)(launch.scalars[parameter.name])
+            return _c_type(parameter.scalar)(launch.scalars[parameter.name])
         if parameter.kind == "view":
             strides = tensor.strides if tensor else (0,) * 5
-            return _View(tensor.pointer if tensor else None, (ctypes.c_longlong * 5)(*strides))
+            return _View(tensor.pointer if tensor else None, strides)
         if tensor is not None and not tensor.is_contiguous:
             raise KernelError(f"{launch.symbol}: {parameter.name} is passed as a pointer and must be contiguous (a View takes strides)")
         return ctypes.c_void_p(tensor.pointer if tensor else None)
@@ -212,6 +218,7 @@ class Prepared:
     Args:
         tensors: every tensor of the pass by name, `bias` only where there is one; their addresses are of no account here.
         allowed: the caller has asked `why_not` itself.
+        plan: the kernel's for this problem, if at hand.
 
     Attributes:
         workspace: bytes of each scratch tensor that the launches share, by name.
@@ -223,11 +230,18 @@ class Prepared:
     """
 
     def __init__(
-        self, backend: Backend, kernel: Kernel, problem: Problem, dtype: str, tensors: Mapping[str, TensorRef], allowed: bool = False
+        self,
+        backend: Backend,
+        kernel: Kernel,
+        problem: Problem,
+        dtype: str,
+        tensors: Mapping[str, TensorRef],
+        allowed: bool = False,
+        plan: Plan | None = None,
     ) -> None:
         if not allowed and (reason := backend.why_not(kernel, problem, dtype)):
             raise KernelError(reason)
-        plan = kernel.plan(problem, dtype, backend.multiprocessors)
+        plan = plan or kernel.plan(problem, dtype, backend.multiprocessors)
         self._module = backend.compile(backend.instance(kernel, dtype, plan))
         itemsize = DTYPES[dtype].accumulate.itemsize
         self.workspace = {name: numel * itemsize for name, numel in plan.workspace.items()}
@@ -235,7 +249,7 @@ class Prepared:
         launches = [(launch, Arguments(launch, problem, refs)) for launch in plan.launches if 0 not in launch.grid]
         self.packs = tuple(launch.packs for launch, _ in launches if launch.packs is not None)
         # By the workspaces that are kept from an earlier call.
-        self._steps = {kept: in_order((one for one in launches if one[0].packs not in kept), self.workspace) for kept in ((), self.packs)}
+        self._steps = {kept: in_order((one for one in launches if one[0].packs not in kept), self.workspace) for kept in {(), self.packs}}
         self._addresses = [
             (parameter.name, value)
             for launch, arguments in launches

@@ -24,7 +24,7 @@ from pathlib import Path
 from .. import cache, scratch
 from ..errors import BackendError, CompileError, LaunchError, shown
 from ..includes import headers, tree
-from ..kernel import PlannedLaunch, without_comments
+from ..kernel import MAX_THREADS, PlannedLaunch, without_comments
 from ..source import Instance, headers_of, include_directory, shown_places
 from . import refusals
 from .base import Arguments, Backend, Module, Packed
@@ -54,7 +54,7 @@ _EVERY_KERNELS = """\
 _LOCK = threading.Lock()  # ctypes releases the GIL, and the fiber runtime has one launch at a time
 if hasattr(os, "register_at_fork"):  # a fork waits for another thread's launch: its half could never be ended in the child
     os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
-_MOST_MODULES = 24  # that a backend keeps: a kernel of 1024 threads has 2048 of the 65530 mappings that Linux lets a process have
+_MOST_STACKS = 24 * 1024  # of the modules that a backend keeps; each has two of the 65530 mappings that Linux lets a process have
 
 
 def compiler() -> str:
@@ -163,11 +163,16 @@ def _release(library: ctypes.CDLL) -> None:
 
 
 class HostModule(Module):
-    """A loaded library; its launches run to the end before they return. With the module go the stacks of its threads."""
+    """A loaded library; its launches run to the end before they return. With the module go the stacks of its threads.
+
+    Attributes:
+        stacks: at most so many, as far as it was launched; before that, and under sanitizers, as many as any block has threads.
+    """
 
     def __init__(self, path: Path, instance: Instance, sanitizer: str | None, reports_faults: bool = False) -> None:
         self._name = str(instance)
         self._sanitizer, self._reports_faults = sanitizer, reports_faults
+        self.stacks, self._launched = MAX_THREADS, 0
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
@@ -219,6 +224,8 @@ class HostModule(Module):
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         if self._sanitizer == "thread" and threads > 256:
             raise LaunchError(f"{launch.symbol}: {threads} threads a block; the thread sanitizer takes at most 256")
+        if self._sanitizer is None:
+            self.stacks = self._launched = max(self._launched, threads)
         count = math.prod(launch.grid) if blocks is None else blocks
         grid, block = (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block)
         with _LOCK:
@@ -261,7 +268,7 @@ class HostBackend(Backend):
     def compile(self, instance: Instance) -> HostModule:
         known = self._modules.pop(instance, None) or self._loaded(instance)
         self._modules[instance] = known  # the newest comes last
-        if len(self._modules) > _MOST_MODULES:
+        while len(self._modules) > 1 and sum(module.stacks for module in self._modules.values()) > _MOST_STACKS:
             del self._modules[next(iter(self._modules))]
         return known
 

@@ -21,6 +21,8 @@ _SHARED = re.compile(
 )
 _QUALIFIER = re.compile(r"\b(?:extern|static|volatile|__align__\s*\([^)]*\)|alignas\s*\([^)]*\))")
 _SPECIALIZED = re.compile(r"\bSPECIALIZED\s*\(")
+_GPU_ONLY = re.compile(r"^#if defined\(__CUDACC__\)\n(.*?)^#(?:else|elif|endif)", re.MULTILINE | re.DOTALL)
+_HOST_ONLY = re.compile(r"^#if !defined\(__CUDACC__\)\n(.*?)^#(?:else|elif|endif)", re.MULTILINE | re.DOTALL)
 _NUMBER = "convt3d_number_"  # and the macro's name: the variable that holds its number
 _DECLARATOR = re.compile(r"\s*(?P<name>\w+)\s*(?P<dimensions>(?:\[[^\]]*\]\s*)*)$", re.DOTALL)
 
@@ -89,6 +91,52 @@ def rewrite_specialized(source: str, macros: Collection[str], file_name: str) ->
         text = f"({number})" if literal else f'convt3d_host::specialized({number}, {value}, "{macro}", __FILE__, __LINE__)'
         pieces += [source[end : match.start()], text, "\n" * (blanked.count("\n", match.start(), close) - text.count("\n"))]
         end = close + 1
+    return _compare_constants(_choose_ways("".join(pieces) + source[end:], word), word)
+
+
+def _choose_ways(source: str, word: re.Pattern[str]) -> str:
+    """Return the source with the number of each macro that chooses a way by itself, as in `MACRO ? a : b`, `MACRO || a`, in its place.
+
+    Preprocessor lines and what begins with `constexpr` keep it.
+    """
+    blanked = without_comments(source)
+    pieces, end = [], 0
+    for match in re.finditer(rf"{word.pattern}(?=\s*(?:\?|\|\||&&))", blanked):
+        line = blanked[blanked.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if blanked.count("{", 0, match.start()) == blanked.count("}", 0, match.start()):
+            continue  # such as launch bounds
+        operand = re.search(r"(?:[(=,;{}?:]|\|\||&&|\breturn)\s*!?\s*$", blanked[: match.start()])
+        if operand and not line.lstrip().startswith("#") and not re.search(r"\bconstexpr\b[^;{}]*$", blanked[: match.start()]):
+            pieces += [source[end : match.start()], f"{_NUMBER}{match[1]}"]
+            end = match.end()
+    return "".join(pieces) + source[end:]
+
+
+def _compare_constants(source: str, word: re.Pattern[str]) -> str:
+    """Return the source with a comparison behind each constant of the host that is another expression of macros on a GPU.
+
+    That is one which a function has under `#if !defined(__CUDACC__)`, where `#if defined(__CUDACC__)` has a `constexpr` of its name.
+    """
+    blanked = without_comments(source)
+    of_gpu: dict[str, str] = {}
+    for block in _GPU_ONLY.finditer(blanked):
+        for declared in re.finditer(r"\bconstexpr\s+[\w:]+\s+(?P<all>\w+\s*=[^;]*);", block[1]):
+            for part in split_top_level(declared["all"]):
+                name, _, value = part.partition("=")
+                if word.search(value):
+                    of_gpu[name.strip()] = word.sub(rf"{_NUMBER}\1", " ".join(value.split()))
+    pieces, end = [], 0
+    for block in _HOST_ONLY.finditer(blanked) if of_gpu else ():
+        if blanked.count("{", 0, block.start()) == blanked.count("}", 0, block.start()):
+            continue
+        for declared in re.finditer(r"\bconst\s+[\w:]+\s+(?P<all>\w+\s*=[^;]*);", block[1]):
+            names = [part.partition("=")[0].strip() for part in split_top_level(declared["all"])]
+            at = block.start(1) + declared.end()
+            compared = "".join(
+                f' convt3d_host::same_constant({of_gpu[name]}, {name}, "{name}", __FILE__, __LINE__);' for name in names if name in of_gpu
+            )
+            pieces += [source[end:at], compared]
+            end = at
     return "".join(pieces) + source[end:]
 
 

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def _on_any_axis(rule: Callable[[int, int, int, int, int, int], bool]) -> Callab
 
 
 def _has_class(rule: Callable[[int, int], bool]) -> Callable[[Problem], bool]:
-    return lambda p: any(rule(len(c.taps), c.count) for a in range(3) for c in p.axis_classes(a))
+    return lambda p: any(rule(taps, outputs) for taps, outputs in p.class_sizes)
 
 
 def _clips(p: Problem) -> bool:
@@ -273,6 +273,14 @@ def draw_long_life(choose: Choose, pass_name: str = "fprop", most: int = 17_000)
         stride=(1, 1, choose(1, kernel)),
         bias=choose(0, 1) == 1 and pass_name == "fprop",
     )
+
+
+def half_as_long(problem: Problem) -> Problem:
+    """Return a problem of `draw_long_life` with half of what it has most of."""
+    name = max(("batch", "in_channels", "out_channels"), key=lambda field: int(getattr(problem, field)))
+    if problem.input_size[2] > getattr(problem, name):
+        return replace(problem, input_size=(1, 1, -(-problem.input_size[2] // 2)))
+    return replace(problem, **{name: -(-getattr(problem, name) // 2)})
 
 
 def _draw_within(choose: Choose, allowed: Range, wanted: Range) -> int:

@@ -32,12 +32,16 @@ from ..run.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_prob
 from ..run.verify import APART, LATE, Outcome
 from ..run.worker import InProcess, Worker
 from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, WIDE
+from .corners import corner_problems
 from .examples import (
+    MOST_HOST_THREADS,
     Example,
     combinations,
     configurations,
+    deep,
     drawn_combinations,
     fitting,
+    host_threads,
     is_forced,
     layouts,
     reproduce,
@@ -45,7 +49,7 @@ from .examples import (
     tiles,
     variants,
 )  # fmt: skip
-from .report import DRAWN, FAR_PROBLEMS, FAR_STRIDES, KIND, NAMED, SECOND_RUNS, TILES, CheckReport, Counterexample
+from .report import CORNERS, DRAWN, FAR_PROBLEMS, FAR_STRIDES, KIND, NAMED, SECOND_RUNS, TILES, CheckReport, Counterexample
 from .shrink import shrink_example
 
 __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "other_gpu", "resolve"]
@@ -53,7 +57,6 @@ __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "other_g
 
 _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
 _SEEDS = st.builds(int.__add__, st.sampled_from((0, APART, LATE, LATE)), st.integers(0, APART - 2))  # of every kind of layout
-_MOST_HOST_THREADS = 2**16  # of a larger problem: a wgrad kernel has a block for each weight
 
 
 class _Found(BaseException):
@@ -322,7 +325,9 @@ class _Search:
     def run_all(self, examples: int, seed: int) -> None:
         if self.pairs:
             self.run_edges(examples)
-            self.run_tails()
+            self.run_tails(self.configurations[:1])
+            self.run_corners()
+            self.run_tails(self.configurations[1:])
         if FAR in self.kinds:
             self.run_far()
         if self.pairs:
@@ -374,9 +379,9 @@ class _Search:
         some = (self.kernel.dtypes[0], self.kernel.dtypes[-1])
         return [dtype for dtype in self.report.dtypes if not is_forced(configuration) or dtype in some]
 
-    def run_tails(self) -> None:
+    def run_tails(self, configurations: Sequence[Kernel]) -> None:
         """Run each with all exact kinds, and once, in one dtype, with one of what is not finite or does not stay so."""
-        for configuration in self.configurations:
+        for configuration in configurations:
             self.worker.kernel = configuration
             done: set[Problem] = set()
             for dtype in self.tail_dtypes(configuration):
@@ -388,12 +393,13 @@ class _Search:
                 special = [kind for kind in of_dtype if kind in SPECIAL_KINDS]
                 refused = partial(self.refused, TILES, dtype=dtype)
                 tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
-                larger = [(problem, seed, _MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
-                for problem, seed, most in tail + larger:
+                larger = [(problem, seed, MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
+                lives = [(problem, seed, math.inf) for problem, seed in deep(configuration, dtype, refused)]
+                for problem, seed, most in tail + larger + lives:
                     if self.gpu_refuses(configuration, problem, dtype):
                         self.refused(TILES, problem, dtype, configuration)
                         continue
-                    threads = sum(math.prod(n.grid) * math.prod(n.block) for n in configuration.plan(problem, dtype).launches)
+                    threads = host_threads(configuration, problem, dtype)
                     most = most if self.sanitize is None else _MOST_SANITIZED_THREADS
                     if self.worker.backend == "host" and threads > most:
                         self.report.leave_out(TILES, f"more than {most} threads, too many for the host")
@@ -403,6 +409,17 @@ class _Search:
                     if special and problem not in done:
                         done.add(problem)
                         self.run(TILES, problem, dtype, special[len(done) % len(special)], seed)
+
+    def run_corners(self) -> None:
+        """Run what the declaration does and the problems so far do not, in the first dtype, with the first exact kind."""
+        if self.worker.backend != "host":
+            self.report.leave_out(CORNERS, "the host backend alone runs them: a GPU would compile a binary for each")
+            return
+        self.worker.kernel, dtype = self.kernel, self.report.dtypes[0]
+        kinds = [kind for kind, instance in self.pairs if instance == dtype and kind in KINDS]
+        known = [*self.edges(), *tails(self.kernel, dtype), *(problem for problem, _ in layouts(self.kernel, dtype))]
+        for number, problem in enumerate(corner_problems(self.kernel, dtype, known)) if kinds else ():
+            self.run(CORNERS, problem, dtype, kinds[0], number if number % 3 == 2 else 0)  # every third in some other layout
 
     def run_far(self) -> None:
         """Run tensors past 2^31 elements in their last blocks, and with strides past 2^32, in the smallest of the dtypes."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from ... import registry
 from ...kernel import Kernel
@@ -132,7 +135,12 @@ _DEEP = {
     "dgrad": {"n1_c2to8500_i1x1x2_k1": (0,), "n1_c2to4200_i1x1x2_k1x1x2_s1x1x2": (1,)},
     "wgrad": {"n1_c1to2_i1x1x8500_k1": (0,), "n2_c2to1_i1x1x2100_k1x1x2_s1x1x2": (1,)},
 }
+# Blocks that stay, and take hundreds of tiles in turn, each of a stage or more.
+_MANY_VOLUMES = {"n800_c1to2_i1x1x2_k1": (0,)}
+_MOST_DEEP_THREADS = 2**21  # launches that lay out or pack have a thread for each channel, or for a few
+_FEW = 64
 _LONG_LIFE_SHARE = 32  # one example of fuzz in so many is as deep, or has as many tiles of a block
+MOST_HOST_THREADS = 2**16  # of a larger problem: a wgrad kernel has a block for each weight
 # channels_last are none, input and output, input and weight, weight and output; all are padded.
 _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
 # What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
@@ -258,7 +266,7 @@ _UNKNOWN_TILES = {
 _FITS: dict[tuple[object, ...], Problem | None] = {}
 _MOST_FITS = 2**14
 Refused = Callable[[Problem], object]
-_CHANNEL_FACTORS = (1, 2, 4, 8, 16, 32)
+_CHANNEL_FACTORS = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -334,13 +342,48 @@ def layouts(kernel: Kernel, dtype: str, refused: Refused = lambda _: None) -> li
         chosen.append((_MANY_ROWS, _LAYOUT_SEEDS[:1]))
     if not forced:
         chosen += [(_WIDE, _LAYOUT_SEEDS[:2]), (_LONG, _LAYOUT_SEEDS[:1]), (_MORE, _LAYOUT_SEEDS[:2]), (_MANY_TILES, (0,))]
-        chosen += [((name,), seeds) for name, seeds in _DEEP[kernel.pass_name].items()]
         chosen += [(_APART, tuple(range(APART, APART + 10))), *(((name,), seeds) for name, seeds in _DECEPTIVE.items())]
     found: dict[tuple[Problem, int], None] = {}
     for names, seeds in chosen:
         for problem in _fits(kernel, map(Problem.parse, names), dtype, refused):
             found |= dict.fromkeys((problem, seed) for seed in seeds)
     return list(found)
+
+
+def deep(kernel: Kernel, dtype: str, refused: Refused = lambda _: None) -> list[tuple[Problem, int]]:
+    """Return problems of hundreds of stages, and of hundreds of tiles where blocks stay, as `layouts` does; none for what is forced.
+
+    They are as deep as the kernel can do, and as the host can in a moment.
+    """
+    if is_forced(kernel):
+        return []
+    chosen = {**_DEEP[kernel.pass_name], **(_MANY_VOLUMES if kernel.is_persistent else {})}
+    found: dict[tuple[Problem, int], None] = {}
+    for name, seeds in chosen.items():
+        problem = Problem.parse(name)
+        done = [fit for fit in _halves(problem) if kernel.why_not(fit, dtype) is None]
+        fits = [fit for fit in done if _threads(kernel, fit, dtype) <= _MOST_DEEP_THREADS]
+        for fit in fits[:1] or _fits(kernel, [problem], dtype, refused):
+            found |= dict.fromkeys((fit, seed) for seed in seeds)
+    return list(found)
+
+
+def _halves(problem: Problem) -> Iterator[Problem]:
+    """Yield a problem, then it with half and a quarter of what it has most of, and so on, down to some."""
+    while True:
+        yield problem
+        sizes = {"batch": problem.batch, "in_channels": problem.in_channels, "out_channels": problem.out_channels}
+        name = max(sizes, key=lambda field: sizes[field])
+        if max(sizes[name], problem.input_size[2]) < _FEW:
+            return
+        half: dict[str, Any] = {name: sizes[name] // 2}
+        if problem.input_size[2] > sizes[name]:
+            half = {"input_size": (*problem.input_size[:2], problem.input_size[2] // 2)}
+        problem = replace(problem, **half)
+
+
+def _threads(kernel: Kernel, problem: Problem, dtype: str) -> int:
+    return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in kernel.plan(problem, dtype).launches)
 
 
 def _fits(kernel: Kernel, problems: Iterable[Problem], dtype: str, refused: Refused) -> Iterator[Problem]:
@@ -365,6 +408,11 @@ def drawn_combinations(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]
     return [*plain * (3 * len(special)), *special * len(plain)] or list(pairs)
 
 
+@lru_cache(maxsize=64)
+def _drawn_pairs(dtypes: tuple[str, ...]) -> list[tuple[str, str]]:
+    return drawn_combinations(combinations(dtypes))
+
+
 def variants(problem: Problem) -> Iterator[Problem]:
     """Yield the problem, then what is near it, for kernels with restrictions.
 
@@ -386,6 +434,7 @@ def variants(problem: Problem) -> Iterator[Problem]:
 
 
 def _wider(problem: Problem) -> Iterator[Problem]:
+    yield problem
     for factor in _CHANNEL_FACTORS:
         yield replace(problem, in_channels=problem.in_channels * factor, out_channels=problem.out_channels * factor)
 
@@ -402,16 +451,30 @@ def fitting(kernel: Kernel, problem: Problem, dtype: str) -> Problem | None:
     return _FITS[asked]
 
 
+def host_threads(kernel: Kernel, problem: Problem, dtype: str) -> int:
+    """Return how many threads the launches of a problem have on the host."""
+    return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in kernel.plan(problem, dtype).launches)
+
+
 def draw_example(kernel: Kernel, seed: str) -> Example | None:
     """Return the example that a seed stands for, the same for the same arguments; None: the kernel cannot do it."""
     generator = random.Random(seed)
-    kind, dtype = generator.choice(drawn_combinations(combinations(kernel.dtypes)))
+    kind, dtype = generator.choice(_drawn_pairs(kernel.dtypes))
     if random.Random(f"{seed}/long life").randrange(_LONG_LIFE_SHARE) == 0:  # its own, so that the others stay what they were
-        drawn = strategies.draw_long_life(generator.randint, kernel.pass_name)
+        problem = _long_life(kernel, strategies.draw_long_life(generator.randint, kernel.pass_name), dtype)
     else:
         drawn = strategies.draw_problem(generator.randint, kernel.pass_name, tiles=tiles(kernel))
-    problem = fitting(kernel, drawn, dtype)
+        problem = fitting(kernel, drawn, dtype)
     return None if problem is None else Example(kernel, problem, dtype, kind, generator.randrange(SEEDS))
+
+
+def _long_life(kernel: Kernel, drawn: Problem, dtype: str) -> Problem | None:
+    """Return what fits of a long life, shorter where the kernel's blocks live no longer by it, and there are only more of them."""
+    while True:
+        problem, shorter = fitting(kernel, drawn, dtype), strategies.half_as_long(drawn)
+        if problem is None or shorter == drawn or host_threads(kernel, problem, dtype) <= MOST_HOST_THREADS:
+            return problem
+        drawn = shorter
 
 
 def reproduce(example: Example, backend: str, sanitize: str | None) -> str:

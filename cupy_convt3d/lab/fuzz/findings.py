@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class Finding:
         return Example(configured, Problem.parse(self.problem), self.dtype, self.kind, self.seed)
 
 
+@lru_cache(maxsize=64)
 def source_digest(kernel: Kernel) -> str:
     return hashlib.sha256("\0".join((kernel.source, *kernel.headers.values())).encode()).hexdigest()[:16]
 

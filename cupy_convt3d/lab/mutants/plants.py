@@ -132,7 +132,12 @@ def judge(plant: Plant) -> Judgement:
     if found is None:
         return Judgement(plant.kind, plant.name, plant.kernel, False, elapsed_s)
     of = (plant.kind, plant.name, plant.kernel, True, elapsed_s)
-    return Judgement(*of, str(found.problem), found.dtype, found.kind, found.message)
+    return Judgement(*of, str(found.problem), found.dtype, found.kind, _without_folders(found.message))
+
+
+def _without_folders(message: str) -> str:
+    """Return a message with the package's files named from its folder on, the same wherever that and a changed header's copy lie."""
+    return re.sub(r"[^\s,;:]*/include-\w+/", "", message).replace(f"{include_directory().parent.parent}/", "")
 
 
 def judge_plants(

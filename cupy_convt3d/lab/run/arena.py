@@ -37,13 +37,13 @@ class Arena:
     def lay_out(self, arrays: Mapping[str, Array]) -> tuple[dict[str, Slot], dict[str, Array]]:
         """Copy arrays to the arena; return where they are, and as they are there."""
         offsets = self._offsets([array.nbytes for array in arrays.values()])
-        slots = {
-            name: (offset, array.dtype.name if array.dtype.kind == "V" else array.dtype.str, array.shape)
-            for (name, array), offset in zip(arrays.items(), offsets, strict=True)
-        }
-        views = {name: self.view(slot) for name, slot in slots.items()}
-        for name, array in arrays.items():
-            views[name][...] = array
+        slots: dict[str, Slot] = {}
+        views: dict[str, Array] = {}
+        for (name, array), offset in zip(arrays.items(), offsets, strict=True):
+            dtype, shape = array.dtype, array.shape
+            slots[name] = (offset, dtype.name if dtype.kind == "V" else dtype.str, shape)
+            views[name] = view = np.ndarray(shape, dtype, self._map, offset)
+            view[...] = array
         return slots, views
 
     def _offsets(self, sizes: list[int]) -> list[int]:
@@ -102,19 +102,24 @@ class GuardedArena(Arena):
         self._require(_LANES * _LANE_BYTES)
         assert self._map is not None
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._exposed: set[tuple[int, int]] | None = None  # where each begins and ends; None: everything is
+        self._exposed: dict[int, int] | None = None  # where each begins, by where it ends; None: everything is
         self._mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+        self._mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
     def expose(self, slots: Iterable[Slot]) -> None:
-        wanted = {pages for pages in map(_pages, slots) if pages[0] < pages[1]}
+        wanted = {end: begin for begin, end in map(_pages, slots) if begin < end}
         if self._exposed is None:
             self._protect(0, self._size, 0)
-            self._exposed = set()
-        for begin, end in self._exposed - wanted:
-            self._protect(begin, end, 0)
-        for begin, end in wanted - self._exposed:
-            self._protect(begin, end, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._exposed = wanted
+            self._exposed = {}
+        old, self._exposed = self._exposed, wanted
+        if wanted == old:
+            return
+        for end, begin in old.items():  # an array ends where another did, mostly: what they have in common stays as it is
+            if begin < (least := wanted.get(end, end)):
+                self._protect(begin, least, 0)
+        for end, begin in wanted.items():
+            if begin < (least := old.get(end, end)):
+                self._protect(begin, least, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def neighbour(self, address: int, slots: Mapping[str, Slot]) -> str | None:
         lane = self._lane(len(slots))
@@ -142,7 +147,7 @@ class GuardedArena(Arena):
         return self._size // max(_LANES, count) // (2 * mmap.PAGESIZE) * 2 * mmap.PAGESIZE
 
     def _protect(self, begin: int, end: int, rights: int) -> None:
-        if self._mprotect(ctypes.c_void_p(self._base + begin), ctypes.c_size_t(end - begin), rights):
+        if self._mprotect(self._base + begin, end - begin, rights):
             raise MemoryError(f"no memory for {end - begin} bytes")
 
 

@@ -120,6 +120,9 @@ class Child(Executor):
             os.close(descriptor)
         self._family = process.Children(self.pid)
         self._requests, self._replies, self._log_end = self._pipes = ours
+        self._poll = select.poll()
+        self._poll.register(self._replies, select.POLLIN)
+        self._poll.register(self._log_end, select.POLLIN)
         os.set_blocking(self._requests, False)
         os.set_blocking(self._log_end, False)
         self._log, self._said, self._serial = bytearray(), bytearray(), 0
@@ -192,16 +195,14 @@ class Child(Executor):
         raise self._failure(text if error == "LaunchError" else f"crash: the kernel's process failed: {error} {text[-1000:]}")
 
     def _reply(self, limit_s: float) -> bytes:
-        poll, deadline = select.poll(), time.monotonic() + limit_s
-        poll.register(self._replies, select.POLLIN)
-        poll.register(self._log_end, select.POLLIN)
+        deadline = time.monotonic() + limit_s
         while (whole := talk.take(self._said)) is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 raise talk.Late
-            ready = dict(poll.poll(min(remaining, _TICK_S) * 1e3))
+            ready = dict(self._poll.poll(min(remaining, _TICK_S) * 1e3))
             if self._log_end in ready and not self._drain(once=True):
-                poll.unregister(self._log_end)  # it has closed what it prints to
+                self._poll.unregister(self._log_end)  # it has closed what it prints to
             if self._replies in ready:
                 piece = os.read(self._replies, 1 << 16)
                 if not piece:

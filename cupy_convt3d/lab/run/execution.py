@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...backends.base import Backend, Prepared, TensorRef
-from ...kernel import HOST_MULTIPROCESSORS, Kernel, Limits
+from ...kernel import HOST_MULTIPROCESSORS, Kernel, Limits, Numbers
 from ...problem import Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -86,12 +86,12 @@ class Local(Executor):
     def finish(self) -> Arrays:
         return next(self._runs)
 
-    def prepared(self, kernel: Kernel, problem: Problem, dtype: str, layouts: Mapping[str, Layout]) -> Prepared:
+    def prepared(self, kernel: Kernel, problem: Problem, dtype: str, layouts: Mapping[str, Layout], numbers: Numbers) -> Prepared:
         """Return the launches of an example that the kernel can do, those of the last one where it was the same."""
         key = (kernel, problem, dtype, layouts)
         if self._prepared is None or self._prepared[0] != key:
             refs = {name: TensorRef(0, shape, strides) for name, (shape, strides) in layouts.items()}
-            self._prepared = (key, Prepared(self.backend, kernel, problem, dtype, refs, allowed=True))
+            self._prepared = (key, Prepared(self.backend, kernel, problem, dtype, refs, allowed=True, plan=kernel.planned(numbers)))
         return self._prepared[1]
 
 
@@ -135,6 +135,7 @@ def launch(
     layouts: Mapping[str, Layout],
     starts: Sequence[Mapping[str, int]],
     orders: Sequence[int],
+    numbers: Numbers,
 ) -> Iterator[Arrays]:
     """Launch a kernel on arrays of bits, once in each order of threads.
 
@@ -144,9 +145,10 @@ def launch(
         starts: for each run the element at which each tensor, and each workspace of the plan, starts in its array; a workspace that is
             empty has none.
         orders: the host's shuffle seeds, 0 for none.
+        numbers: of the kernel's plan.
     """
     memory = local.memory
-    prepared = local.prepared(kernel, problem, dtype, layouts)
+    prepared = local.prepared(kernel, problem, dtype, layouts, numbers)
     for run, order in enumerate(orders):
         addresses, handles = dict.fromkeys(prepared.workspace, 0), {}  # 0: an empty one, as in `backends.base.run`
         for name, start in starts[run].items():

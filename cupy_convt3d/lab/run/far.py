@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,9 @@ _MOST_PACKING = 2**15  # threads of a launch over no volumes, all blocks of whic
 _VOLUMES = ("input", "output", "grad_input", "grad_output")
 # Elements between neighbours: either half of it, taken alone, leads to another page.
 _APART = 2**32 + 2**13
-APART_LAYOUTS = 3  # by the seed: all elements are apart, or only rows, or only voxels
+# Axes that lie together, by the seed: none, so that all elements are apart; rows; channels; channels of a row's voxels; volumes.
+_TOGETHER = ((), (4,), (1,), (1, 4), (4, 3, 2))
+APART_LAYOUTS = len(_TOGETHER)
 
 
 def far_problems(pass_name: str) -> list[Problem]:
@@ -216,14 +219,38 @@ def _verify_end(executor: Executor, kernel: Kernel, problem: Problem, dtype: str
         if threads <= _MOST_THREADS and work <= _MOST_TERMS:
             outcome, ran = _verify_last_blocks(executor, kernel, problem, near, dtype, seed, counts, multiprocessors), counts
             if outcome.ok:
-                return outcome
+                return _verify_beginning(executor, kernel, problem, near, dtype, seed, counts, multiprocessors)
     if outcome.ok:
         return outcome
-    small = _smaller(problem, near)  # with the same blocks in its end, so that nothing but its size is another
-    comparable = kernel.why_not(small, dtype) is None and len(kernel.plan(small, dtype, multiprocessors).launches) == len(ran)
-    if comparable and _verify_last_blocks(executor, kernel, small, near, dtype, seed, ran, multiprocessors).ok:
+    if _smaller_is_right(executor, kernel, problem, near, dtype, seed, ran, multiprocessors):
         return outcome
     return Outcome(True, message="its last blocks do not compute what lies last in memory")
+
+
+def _verify_beginning(
+    executor: Executor, kernel: Kernel, problem: Problem, near: Problem, dtype: str, seed: int, counts: list[int], multiprocessors: int
+) -> Outcome:
+    """Run as many of the first blocks, where a size of 32 bits may be negative, so that they have nothing to do.
+
+    Those of tensors past 2^32 elements would be right by such a size: it is as small as what is past 2^32.
+    """
+    if kernel.pass_name == "wgrad" or largest_tensor(problem) >= 2**32:
+        return Outcome(True)
+    begin = partial(_verify_last_blocks, end=False)
+    outcome = begin(executor, kernel, problem, near, dtype, seed, counts, multiprocessors)
+    wrong = not outcome.ok and _smaller_is_right(executor, kernel, problem, near, dtype, seed, counts, multiprocessors, end=False)
+    return outcome if wrong else Outcome(True)
+
+
+def _smaller_is_right(
+    executor: Executor, kernel: Kernel, problem: Problem, near: Problem, dtype: str, seed: int, counts: list[int], multiprocessors: int,
+    *, end: bool = True,
+) -> bool:  # fmt: skip
+    """Whether a smaller problem comes out right with the same blocks, so that nothing but its size is another."""
+    small = _smaller(problem, near)
+    if kernel.why_not(small, dtype) is not None or len(kernel.plan(small, dtype, multiprocessors).launches) != len(counts):
+        return False
+    return _verify_last_blocks(executor, kernel, small, near, dtype, seed, counts, multiprocessors, end=end).ok
 
 
 def _block_elements(kernel: Kernel, problem: Problem, plan: Plan) -> list[int]:
@@ -251,13 +278,17 @@ def _last_blocks(kernel: Kernel, problem: Problem, near: Problem, plan: Plan, sh
 
 
 def _verify_last_blocks(
-    executor: Executor, kernel: Kernel, far: Problem, near: Problem, dtype: str, seed: int, counts: list[int], multiprocessors: int
-) -> Outcome:
+    executor: Executor, kernel: Kernel, far: Problem, near: Problem, dtype: str, seed: int, counts: list[int], multiprocessors: int,
+    *, end: bool = True,
+) -> Outcome:  # fmt: skip
+    """Run the last blocks of a problem that ends in what is near, or the first ones of one that begins with it."""
     shapes, written = far.shapes(kernel.pass_name)
-    first = tuple(size - end for size, end in zip(shapes[written], near.shapes(kernel.pass_name)[0][written], strict=True))
+    some = near.shapes(kernel.pass_name)[0][written]
+    first = tuple(size - of_end for size, of_end in zip(shapes[written], some, strict=True)) if end else (0,) * len(some)
     values = draw_tensors(kernel.pass_name, near, dtype, "exact", seed)
-    executor.start(run_last_blocks, 1, {**values, written: _unwritten(kernel, near, dtype)}, kernel, far, dtype, counts, multiprocessors)
-    return _compared(executor, kernel, near, values, dtype, first, "wrong value in what lies last")
+    arrays = {**values, written: _unwritten(kernel, near, dtype)}
+    executor.start(run_last_blocks, 1, arrays, kernel, far, dtype, counts, multiprocessors, end)
+    return _compared(executor, kernel, near, values, dtype, first, f"wrong value in what lies {'last' if end else 'first'}")
 
 
 def _verify_apart(executor: Executor, kernel: Kernel, problem: Problem, dtype: str, seed: int) -> Outcome:
@@ -286,9 +317,9 @@ def _compared(
 
 
 def run_last_blocks(
-    local: Local, arrays: Arrays, kernel: Kernel, far: Problem, dtype: str, counts: list[int], multiprocessors: int
+    local: Local, arrays: Arrays, kernel: Kernel, far: Problem, dtype: str, counts: list[int], multiprocessors: int, end: bool = True
 ) -> Iterator[Arrays]:
-    """Launch the last blocks of a far problem that ends in these values, and yield the end of what they wrote."""
+    """Launch the last (or first) blocks of a far problem that ends in (begins with) these values, and yield that of what they wrote."""
     itemsize, plan = DTYPES[dtype].itemsize, kernel.plan(far, dtype, multiprocessors)
     module: Any = local.backend.compile(Instance(kernel, dtype))
     with ExitStack() as stack:
@@ -296,7 +327,7 @@ def run_last_blocks(
         for name, shape in far.shapes(kernel.pass_name)[0].items():
             address = stack.enter_context(reserved(math.prod(shape) * itemsize))
             refs[name] = TensorRef(address, shape, _contiguous(shape))
-            last[name] = array_at(address, shape, dtype)[tuple(slice(-size, None) for size in arrays[name].shape)]
+            last[name] = array_at(address, shape, dtype)[tuple(slice(-size, None) if end else slice(size) for size in arrays[name].shape)]
             if name != kernel.written:
                 last[name][...] = arrays[name]
         for name, numel in plan.workspace.items():
@@ -304,7 +335,7 @@ def run_last_blocks(
             refs[name] = TensorRef(address, (numel,), (1,))
         for launch, most in zip(plan.launches, counts, strict=True):
             count = min(most, math.prod(launch.grid))
-            module.launch(launch, Arguments(launch, far, refs), first_block=math.prod(launch.grid) - count, blocks=count)
+            module.launch(launch, Arguments(launch, far, refs), first_block=end * (math.prod(launch.grid) - count), blocks=count)
         yield {kernel.written: last[kernel.written].copy()}
 
 
@@ -343,13 +374,16 @@ def _strides(kernel: Kernel, name: str, shape: tuple[int, ...], seed: int) -> tu
 
 
 def _apart(shape: tuple[int, ...], seed: int) -> tuple[int, ...]:
-    layout = seed % APART_LAYOUTS
-    strides, step = [0] * len(shape), _APART
-    for axis in ([4, 3, 2, 1, 0], [3, 2, 1, 0], [4, 3, 2, 0])[layout]:
+    strides, together = [0] * len(shape), _TOGETHER[seed % APART_LAYOUTS]
+    step = 1
+    for axis in together:
         strides[axis] = step
         step *= max(1, shape[axis])
-    if layout:
-        strides[(4, 1)[layout - 1]] = 1
+    step = _APART
+    for axis in (4, 3, 2, 1, 0):
+        if axis not in together:
+            strides[axis] = step
+            step *= max(1, shape[axis])
     return tuple(strides)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import BackendError, LaunchError
-from ...kernel import Kernel
+from ...kernel import Kernel, Numbers
 from ...problem import Problem
 from ...source import Instance
 from . import process, talk
@@ -71,13 +71,13 @@ class Judge:
         return {"number": number}, []
 
     def _verify(
-        self, number: int, problem: Problem, kind: str, seed: int, once: bool
+        self, number: int, problem: Problem, kind: str, seed: int, once: bool, numbers: Numbers | None
     ) -> tuple[dict[str, Any], list[bytes]]:
         kernel, dtype = self._instances[number]
         self.child.begin()  # from here on its limits are known
         if kind == FAR:
             return _reply(verify_far(self.child, kernel, problem, dtype, seed))
-        return _reply(verify(self.child, kernel, problem, dtype, kind, seed, once=once))
+        return _reply(verify(self.child, kernel, problem, dtype, kind, seed, once=once, numbers=numbers))
 
     def _output(self, number: int, problem: Problem, kind: str, seed: int) -> tuple[dict[str, Any], list[bytes]]:
         kernel, dtype = self._instances[number]
@@ -98,7 +98,7 @@ class Judge:
 
 
 def _reply(outcome: Outcome) -> tuple[dict[str, Any], list[bytes]]:
-    return {"outcome": vars(outcome)}, []
+    return {"outcome": {"ok": True, "ratio": outcome.ratio} if outcome.ok and not outcome.message else vars(outcome)}, []
 
 
 def main() -> int:
@@ -106,7 +106,8 @@ def main() -> int:
     source, target = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    parent, memory, *setup = pickle.loads(talk.read(source))
+    asked = talk.Reader(source)
+    parent, memory, *setup = pickle.loads(asked.read())
     if parent:
         process.die_with_parent(parent)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the caller has had enough
@@ -122,7 +123,7 @@ def main() -> int:
         return 1
     try:
         while True:
-            reply, arrays = judge.answer(*pickle.loads(talk.read(source)))  # our own process wrote it
+            reply, arrays = judge.answer(*pickle.loads(asked.read()))  # our own process wrote it
             talk.write(target, talk.encode(reply))
             for array in arrays:
                 talk.write(target, array)

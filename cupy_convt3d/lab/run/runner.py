@@ -68,8 +68,9 @@ def _serve(requests: int, replies: int, arena: Arena, setup: tuple[str, str | No
         return say(0, error=type(error).__name__, text=str(error))
     say(0, arch=local.arch, limits=local.limits and [local.limits.shared_bytes, local.limits.multiprocessors])
     kernels: list[Kernel] = []
+    asked = talk.Reader(requests)
     while True:
-        serial, request, *arguments = pickle.loads(talk.read(requests))  # the judge wrote it
+        serial, request, *arguments = pickle.loads(asked.read())  # the judge wrote it
         try:
             if request == "load":
                 kernel, problem, dtype = arguments

@@ -45,16 +45,36 @@ def write(descriptor: int, data: bytes, deadline: float | None = None) -> None:
             raise Ended from None
 
 
-def read(descriptor: int, limit: int | None = None, deadline: float | None = None) -> bytes:
-    """Read one message of at most `limit` bytes.
+class Reader:
+    """Reads messages from a descriptor that nobody else reads from: it reads ahead."""
 
-    Raises:
-        Late, Ended, Garbled.
-    """
-    size = int.from_bytes(_exactly(descriptor, _LENGTH, deadline), "little")
-    if limit is not None and size > limit:
-        raise Garbled(f"a message of {size} bytes; at most {limit} are read")
-    return _exactly(descriptor, size, deadline)
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._data, self._poll = descriptor, bytearray(), select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def read(self, limit: int | None = None, deadline: float | None = None) -> bytes:
+        """Read one message of at most `limit` bytes.
+
+        Raises:
+            Late, Ended, Garbled.
+        """
+        self._fill(_LENGTH, deadline)
+        size = int.from_bytes(self._data[:_LENGTH], "little")
+        if limit is not None and size > limit:
+            raise Garbled(f"a message of {size} bytes; at most {limit} are read")
+        self._fill(_LENGTH + size, deadline)
+        message = bytes(self._data[_LENGTH : _LENGTH + size])
+        del self._data[: _LENGTH + size]
+        return message
+
+    def _fill(self, count: int, deadline: float | None) -> None:
+        while len(self._data) < count:
+            if deadline is not None:
+                _wait(self._poll, deadline)
+            piece = os.read(self._descriptor, min(max(count - len(self._data), 1 << 16), 1 << 20))
+            if not piece:
+                raise Ended
+            self._data += piece
 
 
 def take(data: bytearray) -> bytes | None:
@@ -108,17 +128,9 @@ def wait(descriptor: int, events: int, deadline: float | None) -> None:
     """
     poll = select.poll()  # unlike `select` it takes descriptors past 1023
     poll.register(descriptor, events)
+    _wait(poll, deadline)
+
+
+def _wait(poll: select.poll, deadline: float | None) -> None:
     if not poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3):
         raise Late
-
-
-def _exactly(descriptor: int, count: int, deadline: float | None) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        if deadline is not None:
-            wait(descriptor, select.POLLIN, deadline)
-        piece = os.read(descriptor, min(count - len(data), 1 << 20))
-        if not piece:
-            raise Ended
-        data += piece
-    return bytes(data)

@@ -14,7 +14,7 @@ from ... import reference
 from ...backends.base import Backend
 from ...dtypes import DTYPES
 from ...errors import KernelError, LaunchError
-from ...kernel import Kernel
+from ...kernel import Kernel, Numbers
 from ...problem import Problem
 from ..tensors import KINDS, SPOILT, draw_tensors
 from .execution import Executor, Layout, Local, launch, of_run
@@ -24,6 +24,7 @@ LAYOUTS = ("contiguous", "channels_last", "padded")
 # Seeds from here to LATE: one axis, 0 to 4, of channels_last, then of contiguous tensors, lies otherwise; see `_apart`. With eight of an
 # axis only that axis is not aligned.
 APART = 2**16 + 1
+_MOST_PULLED = 2**22  # elements of a tensor with such an axis: of thousands of channels it would have the square of them
 _GAPS, _LATE = (7, 1, 1, 0, 14, 0), (2, 3)
 # Seeds from here on: as many layouts as below `APART`, and every tensor and bias begins at any multiple of its element's size.
 LATE = 2**17
@@ -45,6 +46,8 @@ _WRONG = {
     "overflow": "overflow: wrong value (a result past the largest number must be infinite, and no other)",
     "cancel": "rounding: wrong value (integers: a sum is exact until it is rounded, once)",
 }
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (2, 4, 8)}
+_NO_NUMBERS = Numbers((), {}, ())
 _NAMES = {np.dtype(np.float64): "fp64", np.dtype(np.float32): "fp32"}
 
 
@@ -97,6 +100,7 @@ class _Example:
     seed: int
     runs: int = 1
     values: Mapping[str, Array] = field(default_factory=dict)
+    numbers: Numbers = _NO_NUMBERS
     guard: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,14 +121,14 @@ class _Example:
             layout = "apart" if APART <= self.seed < LATE else LAYOUTS[int(generator.integers(len(LAYOUTS)))]
         number = (self.seed - APART) % (10 * len(_GAPS))
         strides, span = _strides(shape, layout, generator) if layout != "apart" else _apart(shape, number)
-        unsigned = np.dtype(f"u{DTYPES[self.dtype].itemsize}")
+        unsigned = _UNSIGNED[DTYPES[self.dtype].itemsize]
         late = self._late(name, span, unsigned.itemsize)
         if layout == "apart":
             late = int(number // 10 in _LATE)
         rooms = [self.room(span, unsigned.itemsize, run, late) for run in range(self.runs)]
-        bits = [np.full(rooms[0][0], fill, unsigned)] * self.runs
+        bits = [_filled(rooms[0][0], fill, unsigned)] * self.runs
         if rooms[0] != rooms[-1]:
-            bits = [np.full(count, fill, unsigned) for count, _ in rooms]
+            bits = [bits[0], *(_filled(count, fill, unsigned) for count, _ in rooms[1:])]
         return _Placed(bits, [start for _, start in rooms], shape, strides)
 
     def _late(self, name: str, span: int, size: int) -> int:
@@ -151,6 +155,12 @@ class _Example:
         return whole // size, begin // size
 
 
+def _filled(count: int, fill: int, dtype: np.dtype[Any]) -> Array:
+    array = np.empty(count, dtype)
+    array.fill(fill)  # a third of `np.full`, where there are so few
+    return array
+
+
 def _strides(shape: tuple[int, ...], layout: str, generator: np.random.Generator | None) -> tuple[tuple[int, ...], int]:
     """Return strides in elements, and how many elements from the first to the last."""
     order, gaps = list(range(len(shape))), [0] * len(shape)
@@ -171,7 +181,7 @@ def _apart(shape: tuple[int, ...], number: int) -> tuple[tuple[int, ...], int]:
     gaps = [0] * len(shape)
     gaps[axis] = min(_GAPS[kind], 1) if order[-1] == axis else _GAPS[kind]
     strides, span = _steps(shape, order, gaps)
-    if kind < len(_GAPS) - 1:
+    if kind < len(_GAPS) - 1 or span * shape[axis] > _MOST_PULLED:
         return strides, span
     pulled = tuple(span if a == axis else step for a, step in enumerate(strides))
     return pulled, _span(shape, pulled)
@@ -196,7 +206,15 @@ def executor_on(backend: Backend | Executor) -> Executor:
 
 
 def verify(
-    backend: Backend | Executor, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int, *, once: bool = False
+    backend: Backend | Executor,
+    kernel: Kernel,
+    problem: Problem,
+    dtype: str,
+    kind: str,
+    seed: int,
+    *,
+    once: bool = False,
+    numbers: Numbers | None = None,
 ) -> Outcome:
     """Run one example twice (on the host the second time in a shuffled order of threads) and judge both.
 
@@ -210,6 +228,7 @@ def verify(
             multiplies padding, `reference.padded` may be NaN too.
         seed: of the values, of the layouts where the kernel takes strides (0: contiguous), and of the shuffled order.
         once: leave out the second run, as under the thread sanitizer.
+        numbers: of the kernel's plan, where somebody who is trusted has asked whether it can do the problem.
 
     Raises:
         KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
@@ -220,7 +239,8 @@ def verify(
     # The thread sanitizer sees a race in any order, and is slow.
     orders = (0,) if once or executor.sanitizer == "thread" else (0, 2 * seed + 1)
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
-    example = _Example(executor, kernel, problem, dtype, kind, seed, len(orders), values)
+    numbers = numbers or _numbers(executor, kernel, problem, dtype)
+    example = _Example(executor, kernel, problem, dtype, kind, seed, len(orders), values, numbers)
     read, written = _place(example, values, np.random.Generator(np.random.PCG64([seed, 1])) if seed else None)
     # Where a NaN may be right, an element that was never written must not be one.
     fills = (_UNWRITTEN[example.element], _REFILLED[example.element])
@@ -242,7 +262,7 @@ def verify(
         order = "with threads in a shuffled order" if example.executor.name == "host" else "in a second run"
         second.message += f"; only {order}: a barrier is missing, or threads race"
         return second
-    if kernel.deterministic and not np.array_equal(bits, again):
+    if kernel.deterministic and not (bits == again).all():
         return _element(example, np.not_equal(bits, again), bits, again, "two runs differ, yet the kernel is deterministic")
     return outcome
 
@@ -258,7 +278,8 @@ def output(
     Raises:
         KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
     """
-    example = _Example(executor_on(backend), kernel, problem, dtype, kind, 0)
+    executor = executor_on(backend)
+    example = _Example(executor, kernel, problem, dtype, kind, 0, numbers=_numbers(executor, kernel, problem, dtype))
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
     read, written = _place(example, values, None)
     bits = _Runs(example, read, written, _UNWRITTEN[example.element], (0,)).finish()
@@ -267,6 +288,12 @@ def output(
     ref = reference.run(kernel.pass_name, problem, values)
     bound = _bound(kernel, problem, dtype, values, ref) if kind == "random" else None
     return bits.view(DTYPES[dtype].numpy).astype(np.float64), ref.astype(np.float64), bound
+
+
+def _numbers(executor: Executor, kernel: Kernel, problem: Problem, dtype: str) -> Numbers:
+    if reason := executor.why_not(kernel, problem, dtype):
+        raise KernelError(reason)
+    return kernel.numbers(kernel.plan(problem, dtype, executor.multiprocessors))
 
 
 def _bound(kernel: Kernel, problem: Problem, dtype: str, values: Mapping[str, Array], ref: Array) -> Array:
@@ -295,12 +322,10 @@ class _Runs:
     ) -> None:
         self._example, self._read, self._written, self._done = example, read, written, 0
         kernel, problem, dtype, executor = example.kernel, example.problem, example.dtype, example.executor
-        if reason := executor.why_not(kernel, problem, dtype):
-            raise KernelError(reason)
         placed = {**read, kernel.written: written}
-        self._workspace = {name: size for name, size in kernel.plan(problem, dtype, executor.multiprocessors).workspace.items() if size}
+        self._workspace = {name: size for name, size in example.numbers.workspace.items() if size}
         accumulate = _NAMES[DTYPES[dtype].accumulate]
-        unsigned = np.dtype(f"u{DTYPES[accumulate].itemsize}")
+        unsigned = _UNSIGNED[DTYPES[accumulate].itemsize]
         arrays: dict[str, Array] = {}
         self._starts: list[dict[str, int]] = []
         for run in range(len(orders)):
@@ -311,9 +336,9 @@ class _Runs:
             self._starts.append({name: tensor.starts[run] for name, tensor in placed.items()})
             for name, size in self._workspace.items():
                 count, self._starts[run][name] = example.room(size, unsigned.itemsize, run, alignment=_ALLOCATED_BYTES)
-                arrays[of_run(run, name)] = np.full(count, _OUTSIDE[accumulate], unsigned)
+                arrays[of_run(run, name)] = _filled(count, _OUTSIDE[accumulate], unsigned)
         layouts = {name: tensor.layout for name, tensor in placed.items()}
-        executor.start(launch, len(orders), arrays, kernel, problem, dtype, layouts, self._starts, orders)
+        executor.start(launch, len(orders), arrays, kernel, problem, dtype, layouts, self._starts, orders, example.numbers)
 
     def finish(self) -> Array | Outcome:
         """Return the bits the kernel wrote in the next run, or what it did outside of them."""
@@ -336,7 +361,7 @@ class _Runs:
             return _out_of_bounds(f"{name} was overrun: {stray.size} elements outside of it were written, the first {where}")
         for tensor_name, tensor in self._read.items():
             key = tensor_name if tensor_name in after else of_run(run, tensor_name)
-            if not np.array_equal(after[key], tensor.bits[run]):
+            if not (after[key] == tensor.bits[run]).all():
                 return Outcome(False, message=f"{tensor_name} was written to; a kernel must leave what it reads as it is")
         for space_name, count in self._workspace.items():
             space, start = after[of_run(run, space_name)], self._starts[run][space_name]
@@ -353,9 +378,10 @@ def _out_of_bounds(message: str) -> Outcome:
 def _judge(example: _Example, bits: Array, ref: Array, expected: Array, bound: Array | None) -> Outcome:
     got = bits.view(DTYPES[example.dtype].numpy)
     if bound is None:
-        wrong = ~(got == expected)  # -0 equals 0; a NaN equals nothing
-        if not wrong.any():
+        right = got == expected  # -0 equals 0; a NaN equals nothing
+        if right.all():
             return Outcome(True)
+        wrong = ~right
         if example.kind in SPOILT:
             wrong &= ~(np.isnan(got) & np.isnan(expected))
             if example.kernel.multiplies_padding and wrong.any():

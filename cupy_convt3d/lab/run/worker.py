@@ -33,6 +33,8 @@ from .verify import Outcome, verify
 _JUDGING_LIMIT_S = 60.0  # of one example, beside its launches
 _LAUNCHES = 3  # of one example at most
 _CLOSE_LIMIT_S = 5.0
+# glibc gives back what a tiny example has freed, and the next one faults it in again; these leave some megabytes with the process.
+_KEEP_FREED = {"MALLOC_TRIM_THRESHOLD_": str(16 << 20), "MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TOP_PAD_": str(1 << 20)}
 
 
 class Worker:
@@ -77,7 +79,7 @@ class Worker:
         self.time_limit_s = time_limit_s
         self._memory = limits.share_of_memory(workers)
         self._setup, self._sandboxed = (backend, sanitizer, optimize), sandboxed
-        self._environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
+        self._environment = {**_KEEP_FREED, **os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
         self._environment[VARIABLE] = str(cache or cache_directory())  # the private one too, in place of one that cannot be used
         if sanitizer is not None:
             from ...backends.host import sanitizer_environment
@@ -109,7 +111,11 @@ class Worker:
         Raises:
             KernelError, CompileError, BackendError: the kernel cannot be compiled or cannot do the problem.
         """
-        return _explained(kind, problem, _outcome(self._run("verify", problem, dtype, kind, seed, self.once)))
+        numbers = None
+        if self.backend == "host" and kind != FAR:  # here, where the plan is known already: whoever draws a problem asks for it
+            self.kernel.require(problem, dtype)
+            numbers = self.kernel.numbers(self.kernel.plan(problem, dtype))
+        return _explained(kind, problem, _outcome(self._run("verify", problem, dtype, kind, seed, self.once, numbers)))
 
     def output(self, problem: Problem, dtype: str, kind: str, seed: int) -> tuple[Any, Any, Any]:
         """Return what `verify.output` does.
@@ -156,8 +162,8 @@ class Worker:
         deadline = time.monotonic() + limit_s
         try:
             talk.write(self._input, pickle.dumps((request[0], self.time_limit_s, *request[1:])), deadline)
-            reply = talk.decode(talk.read(self._output, talk.REPLY_LIMIT, deadline))
-            reply["read"] = [talk.read(self._output, None, deadline) for _ in range(reply.get("arrays", 0))]
+            reply = talk.decode(self._output.read(talk.REPLY_LIMIT, deadline))
+            reply["read"] = [self._output.read(None, deadline) for _ in range(reply.get("arrays", 0))]
         except (talk.Late, talk.Ended, talk.Garbled) as error:
             return self._replace(f"hang: it did not answer within {limit_s:g} s" if isinstance(error, talk.Late) else None)
         self._pid, self._restarts = reply["pid"], reply["restarts"]
@@ -179,7 +185,7 @@ class Worker:
             start_new_session=True,  # a Ctrl-C is for the caller, which then ends the judge
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._input, self._output = self._process.stdin.fileno(), talk.Reader(self._process.stdout.fileno())
         os.set_blocking(self._input, False)
         self._ready = False
         self._pid, self._restarts = 0, 0  # the kernel's process, as the judge last said, and how many of them were ended
@@ -191,7 +197,7 @@ class Worker:
         deadline = time.monotonic() + START_LIMIT_S
         try:
             talk.write(self._input, pickle.dumps((0 if self._sandboxed else os.getpid(), self._memory, *self._setup)), deadline)
-            reply = talk.decode(talk.read(self._output, talk.REPLY_LIMIT, deadline))
+            reply = talk.decode(self._output.read(talk.REPLY_LIMIT, deadline))
         except (talk.Late, talk.Ended, talk.Garbled):
             self._log.seek(0)
             log = self._log.read(1 << 20).decode(errors="replace")

@@ -63,7 +63,7 @@ struct Launch {
   void (*invoke)(void**);
   void** arguments;
 
-  unsigned count, live, next, waiting;
+  unsigned count, live, next, waiting, in_collectives;
   Thread threads[max_threads];
   unsigned order[max_threads];
   unsigned ready[max_threads];
@@ -405,6 +405,7 @@ CONVT3D_RUNTIME inline bool finish_collective(unsigned warp, unsigned mask, cons
     slots[lane] = thread.slot;
   }
   combine(slots);
+  for (const void* slot : slots) state.in_collectives -= slot != nullptr;
   ++state.warp_round[warp];
   begin_waking();
   bool behind = false;
@@ -438,6 +439,7 @@ CONVT3D_RUNTIME inline void warp_collective(unsigned mask, void* slot, Combine c
   self->slot = slot;
   self->sync = &state.warp_sync[state.set][warp][state.warp_round[warp] & 1u];
   self->state = State::at_warp;
+  ++state.in_collectives;
   pending_combine[warp][number % warp_threads] = combine;
   if (finish_collective(warp, mask, self, combine)) {
     tsan_release(self->sync);
@@ -454,6 +456,7 @@ CONVT3D_RUNTIME inline void finish_thread(Thread* thread) {
   --state.live;
   tsan_release(&state.launch_sync);
   if (state.waiting != 0 && state.waiting == state.live) open_barrier(nullptr);
+  if (state.in_collectives == 0) return;
   const unsigned number = static_cast<unsigned>(thread - state.threads), warp = number / warp_threads;
   for (unsigned lane = 0; lane < warp_threads; ++lane) {
     const unsigned other = warp * warp_threads + lane;
@@ -591,7 +594,7 @@ CONVT3D_RUNTIME inline void run_block(uint64_t block_number) {
   state.is_eager = false;
   state.woken_from = 0;
   state.live = state.count;
-  state.next = state.waiting = state.ready_count = state.barrier_round = 0;
+  state.next = state.waiting = state.in_collectives = state.ready_count = state.barrier_round = 0;
   for (unsigned slot = 0; slot < 2; ++slot) state.barrier_arrived[slot] = state.barrier_votes[slot] = 0;
   for (unsigned i = 0; i < state.count; ++i) {
     state.threads[i].state = State::unstarted;
