@@ -1,5 +1,6 @@
-// Where no tap reaches some outputs they are the epilogue of nothing, the bias alone. Rows and columns left out between others are no whole sectors of memory,
-// so they are stored by the block that stores the sums beside them, at about the same time: L2 makes whole sectors of both.
+// Where no tap reaches some outputs they are what `Epilogue::untouched` says, the bias alone. Rows and columns left out between others
+// are no whole sectors of memory, so they are stored by the block that stores the sums beside them, at about the same time: L2 makes
+// whole sectors of both.
 #pragma once
 
 #include "convt3d/advanced.cuh"
