@@ -48,9 +48,9 @@ def test_calls_are_recorded_once_with_their_gradients(tmp_path: Path) -> None:
             layer(x).sum().backward()
         ct.conv_transpose3d(X, W, algorithm="gather")
     found = calls.read(tmp_path / "calls.json")
-    assert [(call.pass_name, call.problem, call.layout) for call in found] == [
-        ("fprop", "n1_c4to6_i3_k3_s2_p1_bias", "ncdhw"),
+    assert sorted((call.pass_name, call.problem, call.layout) for call in found) == [
         ("dgrad", "n1_c4to6_i3_k3_s2_p1", "ncdhw"),
+        ("fprop", "n1_c4to6_i3_k3_s2_p1_bias", "ncdhw"),
         ("wgrad", "n1_c4to6_i3_k3_s2_p1", "ncdhw"),
     ], "a named kernel is no question"
     ct.conv_transpose3d(X, W)
