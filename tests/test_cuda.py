@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from test_architecture import CARDS
 
+from cupy_convt3d import cache
 from cupy_convt3d.architecture import capability
 from cupy_convt3d.errors import BackendError, CompileError, KernelError
 from cupy_convt3d.kernel import Kernel
@@ -17,6 +19,7 @@ from cupy_convt3d.lab.tune.carry_child import sections
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
 from cupy_convt3d.source import Instance
+from cupy_convt3d.switches import no_compiling
 
 nvrtc = pytest.importorskip("cupy_convt3d.backends.nvrtc")
 pytest.importorskip("cupy", reason="NVRTC comes with CuPy")
@@ -178,8 +181,14 @@ __global__ void undeclared(float* output) { output[0] = 3; }
 """
 
 
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been compiled: a binary of all functions would serve for one of a few."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+
+
 @pytest.mark.nvrtc
-def test_a_binary_has_only_what_a_plan_launches() -> None:
+def test_a_binary_has_only_what_a_plan_launches(empty_cache: None) -> None:
     kernel = Kernel.from_source(SEVERAL, "several")
     found = {}
     for batch in (1, 2, 3):
@@ -189,6 +198,21 @@ def test_a_binary_has_only_what_a_plan_launches() -> None:
     assert found == {1: {"copy", "undeclared"}, 2: {"twice", "undeclared"}, 3: {"twice", "undeclared"}}
     everything = set(nvrtc.log_attributes(nvrtc.compile_cubin(Instance(kernel, "fp32"), "sm_90a")[1]))
     assert everything == {"copy", "twice", "undeclared"}
+
+
+@pytest.mark.nvrtc
+def test_a_binary_of_all_functions_serves_for_a_few(empty_cache: None) -> None:
+    """What was compiled ahead for one volume of a layer is there for the others, also where nothing may be compiled."""
+    kernel = Kernel.from_source(SEVERAL, "several")
+    few, other = (Instance(kernel, "fp32", launched=(symbol,)) for symbol in ("copy", "twice"))
+    nvrtc.compile_cubin(few, "sm_90a")
+    with no_compiling():
+        nvrtc.compile_cubin(few, "sm_90a")
+        with pytest.raises(BackendError, match="compiling is switched off"):
+            nvrtc.compile_cubin(other, "sm_90a")
+    every = nvrtc.compile_cubin(Instance(kernel, "fp32"), "sm_90a")
+    with no_compiling():
+        assert nvrtc.compile_cubin(other, "sm_90a") == every
 
 
 @pytest.mark.nvrtc
@@ -207,7 +231,7 @@ def test_where_no_template_may_stand_all_is_compiled(before: str, after: str) ->
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", ["fprop_patch", "fprop_implicit_gemm_mma", "fprop_col2im", "fprop_rolling_wgmma"])
-def test_what_a_plan_launches_is_the_same_code_in_a_binary_of_its_own(name: str) -> None:
+def test_what_a_plan_launches_is_the_same_code_in_a_binary_of_its_own(name: str, empty_cache: None) -> None:
     """So what was measured with either holds for the other."""
     kernel = kernels()[name]
     dtype = kernel.dtypes[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -165,7 +166,8 @@ def compiler_options(instance: Instance, arch: str, own: Path | None = None) -> 
 def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     """Return the cubin of an instance for `arch` (such as "sm_90a") and the compiler's log; no GPU is needed.
 
-    Where NVRTC is too old to know `arch` it is PTX, which the driver takes as well, and the log tells nothing of registers.
+    Where NVRTC is too old to know `arch` it is PTX, which the driver takes as well, and the log tells nothing of registers. A binary with
+    all functions of the kernel that is in the cache (`convt3d compile` makes such) serves for one of a few.
 
     Raises:
         BackendError: CuPy or NVRTC is missing, or cannot compile for that GPU (`target`).
@@ -173,10 +175,11 @@ def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     """
     compiled_for = target(instance.kernel, arch)
     options = compiler_options(instance, compiled_for)
-    name = f"{instance.kernel.name}-{compiled_for}-{instance.key('cuda', version(), *options)}"
     is_cubin = compiled_for.startswith("sm_")
-    if (found := _cached(name, is_cubin)) is not None:
-        return found
+    for one in (replace(instance, launched=()), instance) if instance.launched else (instance,):
+        name = f"{instance.kernel.name}-{compiled_for}-{one.key('cuda', version(), *options)}"
+        if (found := _cached(name, is_cubin)) is not None:
+            return found
     cache.require_compiling(f"{instance} for {arch}", f"{name}.cubin")
     with cache.making(f"{name}.cubin"):  # another process may have made it meanwhile
         return _cached(name, is_cubin) or _compile(instance, arch, name, compiled_for)
