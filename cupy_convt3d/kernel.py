@@ -683,6 +683,12 @@ def without_comments(source: str) -> str:
     return _COMMENT_OR_TEXT.sub(lambda match: match[0] if match[0][0] == "\\" else re.sub(r"[^\n]", " ", match[0]), source)
 
 
+def global_symbol(blanked: str, position: int) -> str | None:
+    """Return the name of the function whose `__global__` ends there, in a source without comments; None if it is no plain function."""
+    found = _FUNCTION.match(blanked, position)
+    return None if found is None else found["symbol"]
+
+
 def split_top_level(text: str) -> list[str]:
     """Split at the commas that stand in no bracket of any kind."""
     parts, depth, start = [], 0, 0

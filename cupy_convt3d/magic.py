@@ -195,7 +195,7 @@ class Convt3dMagics(Magics):
                 each = {launch.symbol: dict(module.attributes(launch.symbol)) for launch in plan.launches}
             else:
                 arch = OFFLINE_ARCHITECTURE if cell.kernel.why_not_on(OFFLINE_ARCHITECTURE) is None else cell.kernel.architectures[0]
-                log = log_attributes(compile_cubin(Instance(cell.kernel, cell.dtype, plan.specialization), arch)[1])
+                log = log_attributes(compile_cubin(Instance.of_plan(cell.kernel, cell.dtype, plan), arch)[1])
                 each = {launch.symbol: dict(log[launch.symbol]) for launch in plan.launches}
         except BackendError:
             return {}

@@ -14,7 +14,7 @@ from . import includes
 from .dtypes import DTYPES
 from .errors import KernelError, shown
 from .expressions import MOST_VALUE
-from .kernel import Kernel, without_comments
+from .kernel import Kernel, Plan, without_comments
 
 PACKAGE = Path(__file__).parent
 
@@ -100,12 +100,21 @@ def code_alone(text: str) -> str:
 class Instance:
     """A kernel with its element type and tunables fixed: what is compiled, once for each backend and architecture.
 
-    `specialization` is `Plan.specialization` on a GPU and empty on the host.
+    Attributes:
+        specialization: `Plan.specialization` on a GPU; nothing on the host.
+        launched: the functions that a GPU's binary has of those that the declaration launches; nothing: all of them.
     """
 
     kernel: Kernel
     dtype: str
     specialization: tuple[tuple[str, int], ...] = ()
+    launched: tuple[str, ...] = ()
+
+    @classmethod
+    def of_plan(cls, kernel: Kernel, dtype: str, plan: Plan) -> Instance:
+        """Return what a GPU needs to launch a plan."""
+        launched = tuple(dict.fromkeys(launch.symbol for launch in plan.launches))
+        return cls(kernel, dtype, plan.specialization, () if len(launched) == len({one.symbol for one in kernel.launches}) else launched)
 
     @property
     def defines(self) -> tuple[str, ...]:
@@ -146,7 +155,7 @@ class Instance:
         used = _code_words("\n".join(self.texts.values())).union(*map(_words, headers.values()))
         defines = [define for define in self.defines if define.partition("=")[0] in used or "=" not in define]
         files = (part for name_and_text in (*self.texts.items(), *headers.items()) for part in name_and_text)
-        parts = (backend, *files, *defines, prelude, *more)
+        parts = (backend, *files, *defines, prelude, *more, *self.launched)
         return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
 
     def __str__(self) -> str:

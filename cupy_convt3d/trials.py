@@ -8,11 +8,12 @@ memory to try on), or where the process asks for deterministic algorithms. `no_t
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -91,10 +92,9 @@ def hold(trial: Trial, planned: Callable[[Choice], P], operands: tuple[Any, Any,
     torch = sys.modules["torch"]
     device = operands[0].device
     try:
-        with _LOCK, torch.no_grad():
-            _build(trial.contestants, trial.problem, device)
+        with _LOCK, torch.no_grad(), _building(trial.contestants, trial.problem, device) as wait_for:
             clock = _event_clock(device)
-            plans, calls = _able(trial.contestants, planned, operands, _free_bytes(device) * MEMORY_SHARE)
+            plans, calls = _able(trial.contestants, planned, operands, _free_bytes(device) * MEMORY_SHARE, wait_for)
             if len(plans) < 2 or all(contestant.kernel is not None for contestant in plans):
                 return None
             judged = {contestant: (contestant, packed and plan.packs) for contestant, plan in plans.items()}
@@ -106,13 +106,23 @@ def hold(trial: Trial, planned: Callable[[Choice], P], operands: tuple[Any, Any,
 
 
 def _able(
-    contestants: Sequence[Choice], planned: Callable[[Choice], P], operands: tuple[Any, Any, Any], room: float
+    contestants: Sequence[Choice],
+    planned: Callable[[Choice], P],
+    operands: tuple[Any, Any, Any],
+    room: float,
+    wait_for: Callable[[Choice], object],
 ) -> tuple[dict[Choice, P], dict[tuple[Choice, bool], Callable[[], object]]]:
-    """Return the plans of the contestants that do not fail in a first run, and their calls, without and with a packed weight kept."""
+    """Return the plans of the contestants that do not fail in a first run, and their calls, without and with a packed weight kept.
+
+    Args:
+        room: bytes that a contestant may take.
+        wait_for: returns when a contestant can be run.
+    """
     torch = sys.modules["torch"]
     plans: dict[Choice, P] = {}
     calls: dict[tuple[Choice, bool], Callable[[], object]] = {}
     for contestant in contestants:
+        wait_for(contestant)
         with suppress(KernelError, BackendError, LaunchError, torch.OutOfMemoryError):
             plan = planned(contestant)
             if plan.memory_bytes > room:
@@ -157,8 +167,13 @@ def _entries(trial: Trial, times: Mapping[tuple[Choice, bool], float]) -> list[E
     return entries
 
 
-def _build(contestants: Sequence[Choice], problem: Problem, device: Any) -> None:
-    """Fill the cache of compiled kernels with the contestants, side by side; what cannot be compiled is left for its own turn to say."""
+@contextmanager
+def _building(contestants: Sequence[Choice], problem: Problem, device: Any) -> Iterator[Callable[[Choice], object]]:
+    """Fill the cache of compiled kernels with the contestants, side by side; what cannot be compiled is left for its own turn to say.
+
+    What is given waits until a contestant can be run: a kernel when it has been compiled, torch's operator at once, so that its search
+    of algorithms is made meanwhile. Where the compilers leave no core free, which would disturb that search, it waits for all of them.
+    """
 
     def build(choice: Choice) -> None:
         assert choice.kernel is not None
@@ -169,7 +184,14 @@ def _build(contestants: Sequence[Choice], problem: Problem, device: Any) -> None
 
     kernels = [choice for choice in contestants if choice.kernel is not None]
     with ThreadPoolExecutor(len(kernels)) as pool:
-        list(pool.map(build, kernels))
+        builds = {choice: pool.submit(build, choice) for choice in kernels}
+        ahead = [] if _cores() > len(kernels) else [*builds.values()]
+        yield lambda choice: wait([builds[choice]] if choice in builds else ahead)
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _event_clock(device: Any) -> Clock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 
 import cupy_convt3d as ct
-from cupy_convt3d import cache, calls, cli
+from cupy_convt3d import cache, calls, cli, registry
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.calls import Call
 from cupy_convt3d.errors import BackendError, DataError
+from cupy_convt3d.kernel import Limits
+from cupy_convt3d.lab.population import population
+from cupy_convt3d.source import Instance
 
 X, W = np.ones((1, 2, 3, 4, 5), np.float32), np.ones((2, 3, 2, 2, 2), np.float32)
 PATCH = Call("fprop", "n1_c40to8_i32_k2_s2", "fp32")
@@ -167,3 +171,27 @@ def test_calls_are_compiled_for_a_card_that_is_not_here(empty: Path, tmp_path: P
 def test_bad_commands_say_so(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compile", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+# Kernels that have more binaries for a layer than `A_FEW`: for each volume (`fprop_grouped` knows how far apart channels lie, where they
+# lie in lines), and for most volumes of few voxels, which `fprop_patch_split_k` is for.
+A_FEW, MANY_BINARIES = 10, {"fprop_grouped", "fprop_patch_split_k"}
+
+
+def test_new_volumes_and_batches_have_few_binaries() -> None:
+    """Of a layer that is met with many volumes and batches: numbers of `[specialize]` and functions that are launched."""
+    generator = random.Random(1)
+    most: dict[str, int] = {}
+    for layer in (*population(5, 40), *population(5, 4, lambda problem: problem.groups == problem.in_channels > 1)):
+        met = [layer.problem]
+        for _ in range(10):
+            size = [max(1, int(s * 2 ** generator.uniform(-1.5, 1.5))) for s in layer.problem.input_size]
+            met.append(replace(layer.problem, batch=generator.choice((1, 2, 3, 8, 32)), input_size=tuple(size)))
+        for name, kernel in registry.kernels("fprop").items():
+            for dtype in kernel.dtypes:
+                able = [p for p in met if kernel.why_not(p, dtype, "sm_90a", Limits(227 << 10, 132)) is None]
+                binaries = {Instance.of_plan(kernel, dtype, kernel.plan(p, dtype, 132)) for p in able}
+                most[name] = max(most.get(name, 0), len(binaries))
+    assert all(most.values()) and set(most) == set(registry.kernels("fprop"))
+    assert {name for name, count in most.items() if count > A_FEW} <= MANY_BINARIES, most
+    assert sum(count == 1 for count in most.values()) >= 10, "most know nothing of volumes"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from test_architecture import CARDS
 
+from cupy_convt3d import cache
 from cupy_convt3d.architecture import capability
 from cupy_convt3d.errors import BackendError, CompileError, KernelError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.run.verify import verify
 from cupy_convt3d.lab.suites import suite
+from cupy_convt3d.lab.tune.carry_child import sections
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernels
 from cupy_convt3d.source import Instance
+from cupy_convt3d.switches import no_compiling
 
 nvrtc = pytest.importorskip("cupy_convt3d.backends.nvrtc")
 pytest.importorskip("cupy", reason="NVRTC comes with CuPy")
@@ -152,6 +156,94 @@ def test_what_an_older_nvrtc_cannot_compile_says_what_to_install(declared: str, 
     words = f"plain is for {for_them}, and NVRTC {nvrtc.version()}, which knows sm_\\d+ to sm_90, cannot compile it for this GPU, sm_120a"
     with pytest.raises(BackendError, match=words + ": install a CUDA toolkit, or nvidia-cuda-nvrtc, that knows sm_120a"):
         nvrtc.compile_cubin(Instance(kernel, "fp32"), "sm_120a")
+
+
+SEVERAL = """/* convt3d
+pass = "fprop"
+[[launch]]
+symbol = "copy"
+when = "batch == 1"
+grid = 1
+block = 1
+[[launch]]
+symbol = "twice"
+when = "batch > 1"
+grid = 1
+block = 1
+*/
+template <int N>
+__device__ void scaled(const float* input, float* output) { output[0] = N * input[0]; }
+extern "C" __global__ void copy(const float* input, float* output);  // __global__ void twice(
+extern "C" __global__ void __launch_bounds__(32 * (1 + 1)) copy(const float* input, float* output) { scaled<1>(input, output); }
+#define AFTER /* a line that */ 1
+__global__ void twice(const float* input, float* output) { scaled<2>(input, output); }
+__global__ void undeclared(float* output) { output[0] = 3; }
+"""
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been compiled: a binary of all functions would serve for one of a few."""
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+
+
+@pytest.mark.nvrtc
+def test_a_binary_has_only_what_a_plan_launches(empty_cache: None) -> None:
+    kernel = Kernel.from_source(SEVERAL, "several")
+    found = {}
+    for batch in (1, 2, 3):
+        instance = Instance.of_plan(kernel, "fp32", kernel.plan(Problem(batch, 1, 1, (1, 1, 1), (1, 1, 1)), "fp32"))
+        assert nvrtc.device_source(instance).count("\n") == SEVERAL.count("\n"), "errors name a line by its number"
+        found[batch] = set(nvrtc.log_attributes(nvrtc.compile_cubin(instance, "sm_90a")[1]))
+    assert found == {1: {"copy", "undeclared"}, 2: {"twice", "undeclared"}, 3: {"twice", "undeclared"}}
+    everything = set(nvrtc.log_attributes(nvrtc.compile_cubin(Instance(kernel, "fp32"), "sm_90a")[1]))
+    assert everything == {"copy", "twice", "undeclared"}
+
+
+@pytest.mark.nvrtc
+def test_a_binary_of_all_functions_serves_for_a_few(empty_cache: None) -> None:
+    """What was compiled ahead for one volume of a layer is there for the others, also where nothing may be compiled."""
+    kernel = Kernel.from_source(SEVERAL, "several")
+    few, other = (Instance(kernel, "fp32", launched=(symbol,)) for symbol in ("copy", "twice"))
+    nvrtc.compile_cubin(few, "sm_90a")
+    with no_compiling():
+        nvrtc.compile_cubin(few, "sm_90a")
+        with pytest.raises(BackendError, match="compiling is switched off"):
+            nvrtc.compile_cubin(other, "sm_90a")
+    every = nvrtc.compile_cubin(Instance(kernel, "fp32"), "sm_90a")
+    with no_compiling():
+        assert nvrtc.compile_cubin(other, "sm_90a") == every
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('extern "C" __global__ void copy(', 'extern "C" {}\nextern "C" __global__ void copy('),
+        ("1\n__global__ void twice", "1\nstatic\n__global__ void twice"),
+    ],
+)
+def test_where_no_template_may_stand_all_is_compiled(before: str, after: str) -> None:
+    assert "template <int>" in nvrtc.device_source(Instance(Kernel.from_source(SEVERAL, "several"), "fp32", launched=("copy",)))
+    kernel = Kernel.from_source(SEVERAL.replace(before, after), "several")
+    assert "template <int>" not in nvrtc.device_source(Instance(kernel, "fp32", launched=("copy",)))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", ["fprop_patch", "fprop_implicit_gemm_mma", "fprop_col2im", "fprop_rolling_wgmma"])
+def test_what_a_plan_launches_is_the_same_code_in_a_binary_of_its_own(name: str, empty_cache: None) -> None:
+    """So what was measured with either holds for the other."""
+    kernel = kernels()[name]
+    dtype = kernel.dtypes[0]
+    plans = (kernel.plan(p, dtype, 132) for p in suite("named").values() if kernel.why_not(p, dtype) is None)
+    plan = next(plan for plan in plans if len(plan.launches) < len(kernel.launches))
+    few, every = Instance.of_plan(kernel, dtype, plan), Instance(kernel, dtype, plan.specialization)
+    assert few.key("cuda") != every.key("cuda")
+    code, more = (sections(nvrtc.compile_cubin(instance, "sm_90a")[0]) for instance in (few, every))
+    texts = {section for section in code if section.startswith(".text.")}
+    assert texts == {f".text.{launch.symbol}" for launch in plan.launches}
+    # The rest are notes: functions by their numbers in the table of symbols.
+    assert all(code[section] == more[section] for section in code if not section.startswith((".nv.info", ".rel")))
 
 
 @pytest.mark.nvrtc

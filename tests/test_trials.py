@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ from cupy_convt3d.source import Instance
 from cupy_convt3d.tuning import LIBRARY, Database
 
 torch = pytest.importorskip("torch")
+from cupy_convt3d import torch_plan  # noqa: E402
 from cupy_convt3d.torch_layer import RECORDING_MS  # noqa: E402
 from cupy_convt3d.torch_plan import _KernelPlan  # noqa: E402
 
@@ -196,6 +198,33 @@ def test_a_contestant_that_fails_is_out(clock: Clock, monkeypatch: pytest.Monkey
     clock.ms = {others[0]: 0.5}
     assert right(compute())
     assert first not in clock.timed and first not in remembered()
+
+
+@pytest.mark.parametrize("cores", [1, 16])
+def test_torch_searches_while_kernels_are_compiled(clock: Clock, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the compilers leave no core free; all are through before anything is timed."""
+    order: list[str] = []
+    torch_is_through, build, run = threading.Event(), Gpu.build, torch_plan._TorchPlan.__call__
+
+    def slow(gpu: Gpu, instance: Instance) -> None:
+        if cores > 1:
+            assert torch_is_through.wait(60)
+        build(gpu, instance)
+        order.append("compiled")
+
+    def searches(plan: Any, *operands: Any) -> Any:
+        result = run(plan, *operands)
+        order.append("torch")
+        torch_is_through.set()
+        return result
+
+    monkeypatch.setattr(Gpu, "build", slow)
+    monkeypatch.setattr(torch_plan._TorchPlan, "__call__", searches)
+    monkeypatch.setattr(trials, "_cores", lambda: cores)
+    compiled = ["compiled"] * len(rivals())
+    assert right(compute())
+    first_run = order[: 1 + len(compiled)]
+    assert first_run == (["torch", *compiled] if cores > 1 else [*compiled, "torch"]) and clock.timed
 
 
 def test_what_needs_too_much_memory_is_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

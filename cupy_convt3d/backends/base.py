@@ -182,8 +182,8 @@ class Backend(ABC):
         """
 
     def instance(self, kernel: Kernel, dtype: str, plan: Plan) -> Instance:
-        """Return what is to be compiled for a plan: on a GPU a binary of its own for each specialization."""
-        return Instance(kernel, dtype, plan.specialization if self.arch else ())
+        """Return what is to be compiled for a plan: on a GPU a binary of its own for each specialization, of what is launched alone."""
+        return Instance.of_plan(kernel, dtype, plan) if self.arch else Instance(kernel, dtype)
 
     @property
     def limits(self) -> Limits | None:

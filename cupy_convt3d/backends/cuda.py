@@ -48,7 +48,8 @@ class CudaModule(Module):
             path = Path(directory) / "kernel.cubin"
             path.write_bytes(cubin)
             self._module = cupy.RawModule(path=str(path))
-            self._functions = {launch.symbol: self._module.get_function(launch.symbol) for launch in instance.kernel.launches}
+            symbols = instance.launched or [launch.symbol for launch in instance.kernel.launches]
+            self._functions = {symbol: self._module.get_function(symbol) for symbol in symbols}
             self._pointers = {symbol: function.kernel.ptr for symbol, function in self._functions.items()}
             # What a block may have of shared memory without asking is for static and dynamic together.
             self._shared_limits = {

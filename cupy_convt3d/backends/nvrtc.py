@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from .. import architecture, cache, scratch
 from ..errors import BackendError, CompileError, printable
 from ..includes import tree
-from ..kernel import Kernel, without_comments
+from ..kernel import Kernel, global_symbol, without_comments
 from ..limits import share_of_memory
 from ..source import Instance, include_directory, shown_places
 from .host_compiler import run_compiler
@@ -20,6 +21,8 @@ from .refusals import missing_header
 _ENTRY = re.compile(r"Compiling entry function '(?P<symbol>\w+)'(?P<body>.*?)(?=Compiling entry function|\Z)", re.DOTALL)
 _MISSING = re.compile(r'^(?P<file>.+?)\((?P<line>\d+)\): catastrophic error: cannot open source file "(?P<name>.+?)"', re.MULTILINE)
 _CUDAS_OWN = re.compile(r"cuda|cooperative_groups|crt/|mma\.h|cuComplex\.h|(?:device|vector|texture|surface|driver|host|sm_)\w*\.h")
+_C_LINKAGE = re.compile(r'\bextern\s*("C"|   )\s*$')  # the contents of strings are blanked
+_BLOCK_OF_C = re.compile(r'\bextern\s*("C"|   )\s*\{')
 _NUMBERS = {
     "registers": re.compile(r"Used (\d+) registers"),
     "stack_bytes": re.compile(r"(\d+) bytes stack frame"),
@@ -105,13 +108,30 @@ def _system_includes(own: Path) -> tuple[str, ...]:
 
 
 def device_source(instance: Instance) -> str:
-    """Return the source as NVRTC gets it: each `__global__` function has C linkage, so that its name is its symbol."""
+    """Return the source as NVRTC gets it: each `__global__` function has C linkage, so that its name is its symbol.
+
+    Of those that the declaration launches, and this instance does not, templates are made: nobody calls them, so there is no code of them.
+    """
     source, blanked, pieces, end = instance.kernel.source, without_comments(instance.kernel.source), [], 0
+    left_out = {launch.symbol for launch in instance.kernel.launches} - set(instance.launched) if instance.launched else set()
+    if _BLOCK_OF_C.search(blanked):  # where no template may stand
+        left_out = set()
     for match in re.finditer(r"\b__global__\b", blanked):
-        if not re.search(r'\bextern\s*("C"|   )\s*$', blanked[: match.start()]):
-            pieces += [source[end : match.start()], 'extern "C" ']
+        linkage = _C_LINKAGE.search(blanked[: match.start()])
+        start = linkage.start() if linkage else match.start()
+        if global_symbol(blanked, match.end()) in left_out and _begins(blanked[:start]):
+            pieces += [source[end:start], "template <int> "]
             end = match.start()
+        elif not linkage:
+            pieces += [source[end:start], 'extern "C" ']
+            end = start
     return instance.kernel.including("".join(pieces) + source[end:], instance.kernel.path or Path(), str)
+
+
+def _begins(before: str) -> bool:
+    """Whether a declaration begins behind a text without comments."""
+    line = before.rstrip().rpartition("\n")[2].lstrip()
+    return line.endswith((";", "}")) or not line or line.startswith("#")
 
 
 def _own_headers(instance: Instance) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -146,7 +166,8 @@ def compiler_options(instance: Instance, arch: str, own: Path | None = None) -> 
 def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     """Return the cubin of an instance for `arch` (such as "sm_90a") and the compiler's log; no GPU is needed.
 
-    Where NVRTC is too old to know `arch` it is PTX, which the driver takes as well, and the log tells nothing of registers.
+    Where NVRTC is too old to know `arch` it is PTX, which the driver takes as well, and the log tells nothing of registers. A binary with
+    all functions of the kernel that is in the cache (`convt3d compile` makes such) serves for one of a few.
 
     Raises:
         BackendError: CuPy or NVRTC is missing, or cannot compile for that GPU (`target`).
@@ -154,10 +175,11 @@ def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     """
     compiled_for = target(instance.kernel, arch)
     options = compiler_options(instance, compiled_for)
-    name = f"{instance.kernel.name}-{compiled_for}-{instance.key('cuda', version(), *options)}"
     is_cubin = compiled_for.startswith("sm_")
-    if (found := _cached(name, is_cubin)) is not None:
-        return found
+    for one in (replace(instance, launched=()), instance) if instance.launched else (instance,):
+        name = f"{instance.kernel.name}-{compiled_for}-{one.key('cuda', version(), *options)}"
+        if (found := _cached(name, is_cubin)) is not None:
+            return found
     cache.require_compiling(f"{instance} for {arch}", f"{name}.cubin")
     with cache.making(f"{name}.cubin"):  # another process may have made it meanwhile
         return _cached(name, is_cubin) or _compile(instance, arch, name, compiled_for)

@@ -132,4 +132,4 @@ def _taken(call: Call, card: Gpu) -> tuple[Instance | None, str]:
         return None, f"torch's own operator, {found.left_to_torch}"
     given = given_to(found.kernel, found.instance, problem, call.pass_name, card.arch, card.limits)
     plan = found.kernel.plan(given, found.instance, card.limits.multiprocessors)
-    return Instance(found.kernel, found.instance, plan.specialization), ""
+    return Instance(found.kernel, found.instance, plan.specialization), ""  # all functions: for other volumes of the layer too

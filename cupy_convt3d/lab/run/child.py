@@ -16,6 +16,7 @@ from typing import Any
 from ...errors import BackendError, printable
 from ...kernel import Kernel, Limits
 from ...problem import Problem
+from ...source import Instance
 from . import process, runner, talk
 from .arena import Arena, GuardedArena, Slot
 from .execution import Arrays, Executor, Failure, Work
@@ -54,7 +55,7 @@ class Child(Executor):
             with contextlib.suppress(OSError):  # then guards are bands of values
                 self._arena = GuardedArena()
                 self.page = mmap.PAGESIZE
-        self._loaded: dict[tuple[object, ...], int] = {}  # what the process has loaded, by its numbers
+        self._loaded: dict[Instance, int] = {}  # what the process has loaded, by its numbers
         self._serial = 0
         self._own_family = process.Children(os.getpid())
         self._slots: dict[str, Slot] = {}
@@ -81,8 +82,8 @@ class Child(Executor):
     def load(self, kernel: Kernel, problem: Problem, dtype: str) -> int:
         """Have a kernel ready to launch, and return its number."""
         self.begin()
-        specialization = kernel.plan(problem, dtype, self.multiprocessors).specialization if self.arch else ()
-        instance = (kernel, dtype, specialization)
+        plan = kernel.plan(problem, dtype, self.multiprocessors)
+        instance = Instance.of_plan(kernel, dtype, plan) if self.arch else Instance(kernel, dtype)
         if instance not in self._loaded:
             process.kill_children(self._own_family, self.pid)  # what a compiler has left is not the kernel's
             self._send("load", kernel, problem, dtype)

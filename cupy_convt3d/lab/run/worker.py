@@ -141,8 +141,9 @@ class Worker:
     def _run(self, request: str, problem: Problem, dtype: str, *more: Any) -> dict[str, Any]:
         """Run a request, a second time where the judge was lost, whom the system may have killed for memory."""
         for _ in range(2):
-            specialization = self.kernel.plan(problem, dtype).specialization if self.backend == "cuda" else ()
-            instance = (self.kernel, dtype, specialization)
+            instance = Instance(self.kernel, dtype)
+            if self.backend == "cuda":
+                instance = Instance.of_plan(self.kernel, dtype, self.kernel.plan(problem, dtype))
             if instance not in self._loaded:
                 if self._sandboxed:  # there the cache cannot be written to
                     backend_of(*self._setup).build(Instance(self.kernel, dtype))
@@ -189,7 +190,7 @@ class Worker:
         os.set_blocking(self._input, False)
         self._ready = False
         self._pid, self._restarts = 0, 0  # the kernel's process, as the judge last said, and how many of them were ended
-        self._loaded: dict[tuple[object, ...], int] = {}  # instances by the judge's numbers
+        self._loaded: dict[Instance, int] = {}  # instances by the judge's numbers
 
     def _await_start(self) -> None:
         if self._ready:
