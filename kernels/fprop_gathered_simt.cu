@@ -251,12 +251,20 @@ struct Line {
   __device__ __forceinline__ int tile_stages(int index) const {
     return (first_stage[index + 1] - first_stage[index]) / (first_tile[index + 1] - first_tile[index]);
   }
-  // Where the share of a block begins.
-  __device__ __forceinline__ int share(int block, bool is_split) const {
-    const int begin = static_cast<int>(static_cast<index_t>(stages()) * block / blocks);
-    if (is_split || begin == stages()) return begin;
-    const int index = class_at(first_stage, begin);
-    return begin - (begin - first_stage[index]) % tile_stages(index);
+  // Where the share of a block begins: the first ones have a stage more. Whose share a stage is.
+  __device__ __forceinline__ int share(int block) const {
+    const int each = stages() / blocks;
+    return block * each + min(block, stages() - each * blocks);
+  }
+  __device__ __forceinline__ int owner(int stage) const {
+    const int each = stages() / blocks, longer = stages() - each * blocks, beyond = stage - longer * (each + 1);
+    return beyond < 0 ? stage / (each + 1) : longer + beyond / each;
+  }
+  // Down to where a tile begins.
+  __device__ __forceinline__ int tile_begin(int stage) const {
+    if (stage == stages()) return stage;
+    const int index = class_at(first_stage, stage);
+    return stage - (stage - first_stage[index]) % tile_stages(index);
   }
 };
 
@@ -477,10 +485,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   index_t* const places = reinterpret_cast<index_t*>(rows + tile_rows);  // [2][row], in the input
   find_line(line, problem, thread, static_cast<int>(gridDim.x), tile_rows, column_tiles * problem.groups, chunks);
   const int block = static_cast<int>(blockIdx.x);
-  wait_for_launch_before();
-  if (block >= line.blocks) return;
-  int at = line.share(block, is_split != 0);
-  const int end = line.share(block + 1, is_split != 0);
+  if (block >= line.blocks) return wait_for_launch_before();
+  int at = line.share(block), end = line.share(block + 1);
+  if (!is_split) {
+    at = line.tile_begin(at);
+    end = line.tile_begin(end);
+  }
   for (int tile_turn = 0, count = 0; at < end; ++tile_turn, at += count) {
     __syncthreads();  // the tile before is stored
     Depth depth;
@@ -558,6 +568,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     depth.skip_dead_taps(problem, tile, chunks);
     __syncthreads();  // rows are there
     if (depth.left > 0) find_places(0);
+    wait_for_launch_before();
     for (int i = 0; i < STAGES - 1; ++i) {
       __syncthreads();  // places are there
       copy_stage(i);
@@ -656,27 +667,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int threads = own_rows * own_columns, square = static_cast<int>(blockIdx.x % squares);
   const int number = static_cast<int>(blockIdx.x / squares);
   find_line(line, problem, thread, blocks, 8 * own_rows, column_tiles * problem.groups, chunks);
-  wait_for_launch_before();
-  if (number >= line.first_tile[line.classes]) return;
+  if (number >= line.first_tile[line.classes]) return wait_for_launch_before();
   const int index = line.class_at(line.first_tile, number), in_class = number - line.first_tile[index];
   const int tile_stages = line.tile_stages(index), first = line.first_stage[index] + in_class * tile_stages;
-  // The block that has its first stage, and the one that has its last.
-  const auto owner = [&](int stage) {
-    int block = static_cast<int>(static_cast<index_t>(stage) * line.blocks / line.stages());
-    while (line.share(block + 1, true) <= stage) ++block;
-    return block;
-  };
-  const int first_block = owner(first), last_block = owner(first + tile_stages - 1);
-  if (first_block == last_block) return;
+  const int first_block = line.owner(first), last_block = line.owner(first + tile_stages - 1);
+  if (first_block == last_block) return wait_for_launch_before();
   find_tile(tile, problem, index, in_class, !channels_lie_together(output), thread, column_tiles, 8 * own_rows,
             sum_columns * own_columns, chunks);
   __syncthreads();
+  wait_for_launch_before();
+  // A block's first tile is in its first place, its last in its second. All but the first block begin in this tile.
+  const int first_place = 2 * first_block + (line.share(first_block) < first);
   const float* const from = partial_sums + (square * 16 * threads + thread);
   float sums[4][4] = {};
 #pragma unroll 4
   for (int block = first_block; block <= last_block; ++block) {
-    // A block's first tile is in its first place, its last in its second.
-    const int place = 2 * block + (line.share(block, true) < first);
+    const int place = block == first_block ? first_place : 2 * block;
     const float* const part = from + static_cast<index_t>(place) * (16 * squares * threads);
 #pragma unroll
     for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] += part[i * threads];
