@@ -311,14 +311,17 @@ __device__ inline void find_line(Line& line, const Problem& problem, int thread,
   __syncthreads();
 }
 
-// The `number`th tile of a class: [group][column tile][row tile]. Threads 0 to 2 have an axis each, because divisions take long.
+// The `number`th tile of a class: [group][column tile][row tile]. Two warps share the axes, because divisions take long.
 __device__ inline void find_tile(Tile& tile, const Problem& problem, int index, int number, bool voxels_first, int thread,
                                  int column_tiles, int tile_rows, int tile_columns, int chunks) {
-  if (thread < 3) {
-    int residue = index;
-    for (int a = 2; a > thread; --a) residue /= problem.stride[a];
-    tile.axis[thread] = axis_class(problem, thread, residue % problem.stride[thread]);
-    tile.first_position[thread] = (tile.axis[thread].first_output + problem.padding[thread]) / problem.stride[thread];
+#pragma unroll
+  for (int a = 2, residue = index; a >= 0; --a) {
+    const int stride = problem.stride[a];
+    if (thread == a % 2 * 32) {
+      tile.axis[a] = axis_class(problem, a, residue % stride);
+      tile.first_position[a] = (tile.axis[a].first_output + problem.padding[a]) / stride;
+    }
+    residue /= stride;
   }
   __syncthreads();
   if (thread == 0) {

@@ -438,5 +438,6 @@ def test_memory_is_torchs_and_the_packed_weight() -> None:
         return int(torch.cuda.max_memory_allocated())
 
     torchs = peak(lambda: F.conv_transpose3d(x, w))
-    mine = peak(lambda: ct.conv_transpose3d(x, w, algorithm="implicit_gemm_simt", backend="cuda"))
+    whole = ct.kernels()["fprop_implicit_gemm_simt"].replace_tunables(DEPTH_PARTS=1)  # parts of the depth have sums in memory, too
+    mine = peak(lambda: ct.conv_transpose3d(x, w, algorithm=whole, backend="cuda"))
     assert mine <= torchs + 1.1 * w.nbytes
