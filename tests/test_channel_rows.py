@@ -74,7 +74,7 @@ def laid_out(kernel: Kernel, backend: str, dtype: str, shape: str, layout: str) 
     own = channels // groups
     padded = -(-own // vector) * vector
     values = np.random.default_rng(1).integers(1, 120, sizes)
-    places = first + sum(np.arange(n).reshape([-1 if b == a else 1 for b in range(5)]) * strides[a] for a, n in enumerate(sizes))
+    places = first + np.tensordot(strides, np.indices(sizes), 1)
     memory = np.full(int(places.max()) + 64, 125).astype(element)
     memory[places] = values.astype(element)
     rows = np.zeros((groups, batch * size[0] * size[1] * size[2], padded))
