@@ -106,9 +106,10 @@ def main() -> None:
     plan = kernel.plan(problem, options.dtype, MULTIPROCESSORS)
     cubin, _ = compile_cubin(Instance(kernel, options.dtype, plan.specialization), options.arch)
     print("| instructions | multiply-adds | cycles lost at the ports | multiply-adds a cycle |\n|---|---|---|---|")
-    for piece in pieces(disassemble(cubin, plan.launches[-1].symbol)):
-        products, lost = sum("FFMA" in instruction for instruction in piece), waits(piece)
-        print(f"| {len(piece)} | {products} | {lost} | {products / (len(piece) + lost):.2f} |")
+    for launch in plan.launches:
+        for piece in pieces(disassemble(cubin, launch.symbol)):
+            products, lost = sum("FFMA" in instruction for instruction in piece), waits(piece)
+            print(f"| {len(piece)} | {products} | {lost} | {products / (len(piece) + lost):.2f} |")
 
 
 if __name__ == "__main__":

@@ -144,8 +144,8 @@ block = 256
 //   4. Where a tile has all of the depth, and no other shares its outputs, they are stored. Else its sums are, and a third launch adds them up
 //      in a fixed order.
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
+#include "convt3d/channel_rows.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/split_tf32.cuh"
@@ -174,7 +174,7 @@ block = 256
 #define CELLS 4
 #endif
 
-constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), VECTOR = 16 / SIZE;
+constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), VECTOR = ROW_VECTOR;
 #if defined(__CUDACC__)
 constexpr int ROWS = ROW_TILES, COLUMNS = COLUMN_TILES, THREADS = 128 * WARP_ROWS;
 constexpr int OWN_CELLS = ROWS * CELLS > 8 ? ROWS * CELLS / 8 : 1;  // of the rows, that a thread copies
@@ -210,25 +210,12 @@ __device__ __forceinline__ void wait_for_launch_before() {
 #endif
 }
 
-// Whether channels of a voxel lie in whole vectors already.
-__device__ __forceinline__ bool lies_in_rows(const Problem& problem, const View<const scalar_t>& input) {
-  bool rows = input.stride[1] == 1 && problem.in_channels / problem.groups % VECTOR == 0 &&
-              reinterpret_cast<unsigned long long>(input.data) % 16 == 0;
-  rows = rows && (problem.batch == 1 || input.stride[0] % VECTOR == 0);
-  for (int a = 0; a < 3; ++a) rows = rows && (problem.input_size[a] == 1 || input.stride[2 + a] % VECTOR == 0);
-  return rows;
-}
-
 // Whether all taps of an output channel lie together; else columns are (t, co).
 __device__ __forceinline__ bool taps_lie_together(const Problem& problem, const View<const scalar_t>& weight) {
   const int (&kernel)[3] = problem.kernel_size;
   return (kernel[2] == 1 || weight.stride[4] == 1) && (kernel[1] == 1 || weight.stride[3] == kernel[2]) &&
          (kernel[0] == 1 || weight.stride[2] == static_cast<index_t>(kernel[1]) * kernel[2]);
 }
-
-struct alignas(16) Vector {
-  scalar_t element[VECTOR];
-};
 
 // ---- what comes before ----
 
@@ -305,23 +292,7 @@ extern "C" __global__ void __launch_bounds__(256)
     return;
   }
   if (index >= row_cells || lies_in_rows(problem, input)) return;
-  // Neighbours in memory for neighbouring threads.
-  const bool voxels_first = input.stride[1] != 1;
-  const int cells = row_channels / VECTOR;
-  const int row = voxels_first ? index % voxels : index / (cells * problem.groups);
-  const int cell = voxels_first ? index / voxels % cells : index % cells;
-  const int group = voxels_first ? index / voxels / cells : index / cells % problem.groups;
-  const int (&size)[3] = problem.input_size;
-  const int channels = problem.in_channels / problem.groups, first = cell * VECTOR;
-  const scalar_t* from = input.at(row / size[2] / size[1] / size[0], group * channels + first,
-                                  row / size[2] / size[1] % size[0], row / size[2] % size[1], row % size[2]);
-  Vector vector;
-#pragma unroll
-  for (int e = 0; e < VECTOR; ++e) {
-    vector.element[e] = first + e < channels ? *from : to_scalar(accum_t(0));
-    if (first + e + 1 < channels) from = advanced(from, input.stride[1] * SIZE);
-  }
-  reinterpret_cast<Vector*>(prepared)[(static_cast<index_t>(group) * voxels + row) * cells + cell] = vector;
+  lay_in_rows(problem, input, reinterpret_cast<RowVector*>(prepared), index, voxels, row_channels);
 }
 
 // ---- the products of a warp ----

@@ -174,7 +174,7 @@ def test_speed_bars_show_the_floor_where_it_was_measured() -> None:
 
 
 def test_recorded_results_are_read_back(tmp_path: Path) -> None:
-    recorded = next((ROOT / "benchmarks" / "results").glob("*naive-kernels.json"))
+    recorded = next((ROOT / "benchmarks" / "results").glob("h100-named-*.json"))
     read = results.load(recorded)
     data = json.loads(recorded.read_text())
     assert len(read.rows) == len(data["rows"]) and read.machine["device"] == data["machine"]["device"]
@@ -191,8 +191,8 @@ def test_recorded_results_are_read_back(tmp_path: Path) -> None:
         results.load(tmp_path / "population.json")
     assert results.newest(tmp_path) == read
     assert results.newest(tmp_path, "fp32") == read
-    with pytest.raises(KernelError, match="no report of tf32 that"):
-        results.newest(tmp_path, "tf32")
+    with pytest.raises(KernelError, match="no report of fp64 that"):
+        results.newest(tmp_path, "fp64")
     with pytest.raises(KernelError, match="no report that"):
         results.newest(tmp_path / "missing")
 

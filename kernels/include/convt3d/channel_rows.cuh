@@ -6,7 +6,7 @@
 #include "convt3d/dtypes.cuh"
 #include "convt3d/view.cuh"
 
-constexpr int ROW_VECTOR = 16 / static_cast<int>(sizeof(scalar_t));
+enum { ROW_VECTOR = 16 / static_cast<int>(sizeof(scalar_t)) };  // a constant would be data of each binary
 struct alignas(16) RowVector {
   scalar_t element[ROW_VECTOR];
 };
