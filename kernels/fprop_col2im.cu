@@ -144,6 +144,7 @@ block = 256
 //   4. Where a tile has all of the depth, and no other shares its outputs, they are stored. Else its sums are, and a third launch adds them up
 //      in a fixed order.
 #include "convt3d.cuh"
+#include "convt3d/beside_launches.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/channel_rows.cuh"
 #include "convt3d/mma.cuh"
@@ -197,18 +198,6 @@ constexpr int REST = 40;
 constexpr int REGISTERS = ROWS * COLUMNS * 4 * PARTS + OPERANDS + REST;
 constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 64 ? 768 : REGISTERS <= 120 ? 512 : 256;
 constexpr int BLOCKS = RESIDENT > THREADS ? RESIDENT / THREADS : 1;
-
-// Launches begin beside the ones before them on sm_90 and newer; the host runs both sides too.
-__device__ __forceinline__ void begin_next() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  let_next_begin();
-#endif
-}
-__device__ __forceinline__ void wait_for_launch_before() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  wait_for_packing();
-#endif
-}
 
 // Whether all taps of an output channel lie together; else columns are (t, co).
 __device__ __forceinline__ bool taps_lie_together(const Problem& problem, const View<const scalar_t>& weight) {

@@ -84,14 +84,15 @@ shared_bytes = "64 * threads"
 //
 // A block owns a tile of rows x columns (output channels) of a class. A stage is 8 input channels of one tap: [row][channel] of the input,
 // zeros where a tap leads outside, and [channel][column] of the packed weight, both by cp.async of 16 bytes. A ring of STAGES stages.
-// A thread has 8 x 16 sums (8 x 8 where channels are few), squares of 4 x 4 from each half of the tile's rows and each quarter of its
-// columns, so that its loads are vectors without bank conflicts. It goes along the columns of one row and back along the next one's: the
+// A thread has 8 x 16 sums, or 8 x 8 where 16 would leave an odd number of threads for the columns: of rows that are as far apart as there
+// are threads for rows, and of fours of columns, so that lanes read neighbours. It goes along the columns of one row and back along the next one's: the
 // operand of the turn is kept, and a multiply-add finds its others in different banks of registers (see fprop_flattened_simt's log).
 //
 // Classes differ in taps, so tiles in depth, and few tiles leave multiprocessors idle. So the stages of all tiles are one line, and each block
 // has an equal stretch of it, as in stream-K (Osama et al., "Stream-K", 2023). A tile that more than one block has a share of is left in
 // memory as their sums have it; a third launch adds these up in a fixed order. Where tiles are many, blocks have whole ones.
 #include "convt3d.cuh"
+#include "convt3d/beside_launches.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/channel_rows.cuh"
 #include "convt3d/copy_async.cuh"
@@ -134,26 +135,10 @@ constexpr int THREADS = ROW_THREADS * COLUMN_THREADS, RESIDENT_THREADS = 4096 / 
 constexpr int THREADS = 1024, RESIDENT = 1;
 #endif
 
-struct alignas(16) Vector {
-  float element[4];
-};
-
 __device__ __forceinline__ void load_four(float* to, const float* from) {
-  const Vector four = *reinterpret_cast<const Vector*>(from);
+  const RowVector four = *reinterpret_cast<const RowVector*>(from);
 #pragma unroll
   for (int e = 0; e < 4; ++e) to[e] = four.element[e];
-}
-
-// Launches begin beside the ones before them on sm_90 and newer; the host runs both sides too.
-__device__ __forceinline__ void begin_next() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  let_next_begin();
-#endif
-}
-__device__ __forceinline__ void wait_for_launch_before() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  wait_for_packing();
-#endif
 }
 
 // ---- what comes before ----
@@ -425,8 +410,7 @@ __device__ __forceinline__ void stage_square(float* staged, const Place& place, 
   }
 }
 
-// Store what a warp has staged, the `number`th square of its threads. Lanes have neighbouring rows, or where channels lie together four of
-// these.
+// Store what a warp has staged, the `number`th square of its threads: a row a lane, or where channels lie together four channels of one.
 __device__ __forceinline__ void store_staged(const Problem& problem, const Tile& tile, const Epilogue& epilogue,
                                              const View<scalar_t>& output, const float* staged, const Place& place, int number,
                                              int row_threads, int column_threads, int thread_columns) {
@@ -555,12 +539,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         if (2 * tile_rows % threads != 0 && row >= tile_rows) continue;
         const index_t place = places[turn * tile_rows + row];
         const bool live = there && place != NOWHERE;
-        copy_async(reinterpret_cast<Vector*>(stage + row * PITCH + piece),
-                   reinterpret_cast<const Vector*>(live ? from + place : operands.input), live);
+        copy_async(reinterpret_cast<RowVector*>(stage + row * PITCH + piece),
+                   reinterpret_cast<const RowVector*>(live ? from + place : operands.input), live);
       }
-      const Vector* const weights =
-          reinterpret_cast<const Vector*>(operands.weight + (tap_weights[turn] + first * tile_columns));
-      Vector* const target = reinterpret_cast<Vector*>(stage + PITCH * tile_rows);
+      const RowVector* const weights =
+          reinterpret_cast<const RowVector*>(operands.weight + (tap_weights[turn] + first * tile_columns));
+      RowVector* const target = reinterpret_cast<RowVector*>(stage + PITCH * tile_rows);
 #pragma unroll
       for (int i = 0; i < CHUNK * tile_columns / 4; i += threads) {
         if (i + again < CHUNK * tile_columns / 4) copy_async(target + i + again, weights + i + again, true);
