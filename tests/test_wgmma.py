@@ -224,10 +224,11 @@ def test_who_does_not_wait_for_the_packing_is_found(name: str) -> None:
     assert launches[0].prepares is not None
     assert [launch.beside for launch in launches] == [place > 0 for place in range(len(launches))]
     assert verify(HostBackend(), kernel, problem, dtype, "exact", 0).ok
-    trial = Kernel.from_source(kernel.source.replace("wait_for_packing();", ";"), "mistaken")
+    (wait,) = (call for call in ("wait_for_packing();", "wait_for_launch_before();") if call in kernel.source)
+    trial = Kernel.from_source(kernel.source.replace(wait, ";"), "mistaken")
     with pytest.raises(LaunchError, match=r"has not waited for the launch before|missing wait: .* what the launch before"):
         verify(HostBackend(optimize=False), trial, problem, dtype, "exact", 0)
-    trial = Kernel.from_source(kernel.source.replace("wait_for_packing();", "if (blockIdx.x != 0) wait_for_packing();"), "mistaken")
+    trial = Kernel.from_source(kernel.source.replace(wait, f"blockIdx.x != 0 ? {wait.rstrip(';')} : void();"), "mistaken")
     assert launches[-1].grid[0] > 1
     with pytest.raises(LaunchError, match=r"missing wait: thread .* copies by (bulk_copy|cp.async) at .* what the launch before .* fills"):
         verify(HostBackend(optimize=False), trial, problem, dtype, "exact", 0)
