@@ -132,6 +132,13 @@ def test_mutants_follow_includes_into_the_package() -> None:
     assert machine_code(_changed(gather, chosen), "fp32") != machine_code(gather, "fp32")
 
 
+def test_a_header_of_which_a_kernel_calls_nothing_is_the_same_code_wherever_its_copy_lies() -> None:
+    """What a kernel says of a copy names a header's file (convt3d/copy_async.cuh), which is the package's."""
+    file = "convt3d/dtypes.cuh"
+    changed = next(m for m in mutants(blocks(kernel("fprop_grouped"))[file], file) if "bfloat16_t value" in m.text)
+    assert machine_code(_changed(kernel("fprop_grouped"), changed), "fp32") == machine_code(kernel("fprop_grouped"), "fp32")
+
+
 @pytest.mark.slow
 def test_mutants_of_a_header_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     file = "convt3d/geometry.cuh"

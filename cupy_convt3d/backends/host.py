@@ -109,8 +109,10 @@ def _run_compiler(instance: Instance, *arguments: str) -> subprocess.CompletedPr
     with scratch.directory() as folder, tree(include_directory(), instance.kernel.overlay) as own:
         unit = host_unit(instance, instance.kernel.launches, Path(folder))
         defines = [f"-D{define}" for define in instance.defines]
-        places = f"-fdebug-prefix-map={folder}={os.getcwd()}"  # sanitizers complete a relative path
-        command = [compiler(), *arguments, *defines, *_include_flags(own), places, "-x", "c++", "-"]
+        places = [f"-fdebug-prefix-map={folder}={os.getcwd()}"]  # sanitizers complete a relative path
+        if own != include_directory():  # a copy's place is no part of the code, nor of what a kernel says
+            places.append(f"-fmacro-prefix-map={own}={include_directory()}")
+        command = [compiler(), *arguments, *defines, *_include_flags(own), *places, "-x", "c++", "-"]
         return run_compiler(command, unit, str(instance), Path(folder))
 
 
