@@ -59,7 +59,7 @@ inline void show_stores() {
 }
 
 // For what the async proxy reads. Fences look at a block of memory from when it first was read so; until then any fence will do.
-inline void require_fenced(const char* place, size_t bytes, const Site& site) {
+inline void require_fenced(const char* place, size_t bytes, Site site) {
   begin_view();
   AsyncView& view = async_view;
   const size_t begin = static_cast<size_t>(place - state.arena), end = begin + bytes;

@@ -42,10 +42,10 @@ struct Thread {
   Fiber* fiber;
   State state;
   bool is_behind;  // the launch before this one has ended, as it knows itself or from who waited for that; see beside_packing.h
-  const Site* site;  // where it waits, on its parked stack
-  unsigned mask;     // of the warp collective it waits at, or what __activemask found
-  void* slot;        // its operands, on its parked stack
-  char* sync;        // what TSan releases and acquires at this wait
+  Site site;       // where it waits
+  unsigned mask;   // of the warp collective it waits at, or what __activemask found
+  void* slot;      // its operands, on its parked stack
+  char* sync;      // what TSan releases and acquires at this wait
 };
 
 // Operands of the lanes that take part, null for the others.
@@ -157,13 +157,13 @@ CONVT3D_RUNTIME inline void describe_deadlock() {
     bool known = false;
     for (unsigned j = 0; j < i && !known; ++j) {
       const Thread& other = state.threads[j];
-      known = other.state == thread.state && other.site->line == thread.site->line;
+      known = other.state == thread.state && other.site.line == thread.site.line;
     }
     if (known) continue;
     ++places;
     used += static_cast<size_t>(snprintf(text + used, sizeof text - used, "; thread (%u, %u, %u) waits in %s at %s:%d",
-                                         thread.index.x, thread.index.y, thread.index.z, thread.site->what, thread.site->file,
-                                         thread.site->line));
+                                         thread.index.x, thread.index.y, thread.index.z, thread.site.what, thread.site.file,
+                                         thread.site.line));
     if (used >= sizeof text) break;
   }
   describe_failure("deadlock: no thread can go on%s", text);
@@ -202,12 +202,12 @@ CONVT3D_RUNTIME __attribute__((noinline, cold)) inline bool settle_active_mask()
   while (first < state.count && state.threads[first].state != State::at_active_mask) ++first;
   if (first == state.count) return false;
   const unsigned begin = first / warp_threads * warp_threads;
-  const Site site = *state.threads[first].site;
+  const Site site = state.threads[first].site;
   unsigned mask = 0;
   begin_waking();
   for (unsigned i = begin; i < begin + warp_threads && i < state.count; ++i) {
     Thread& thread = state.threads[i];
-    if (thread.state != State::at_active_mask || !is_same_place(*thread.site, site)) continue;
+    if (thread.state != State::at_active_mask || !is_same_place(thread.site, site)) continue;
     mask |= 1u << (i - begin);
     thread.state = State::running;
     wake(i);
@@ -313,7 +313,7 @@ CONVT3D_RUNTIME inline void open_barrier(const Thread* last) {
   state.barrier_arrived[slot] = state.barrier_votes[slot] = 0;
 }
 
-CONVT3D_RUNTIME inline void barrier(const Site& site) {
+CONVT3D_RUNTIME inline void barrier(Site site) {
   Thread* self = current;
   if (state.waiting != 0 && !is_same_place(site, state.barrier_site)) {
     unsigned other = 0;
@@ -326,8 +326,7 @@ CONVT3D_RUNTIME inline void barrier(const Site& site) {
         state.barrier_site.line);
     abandon_block();
   }
-  state.barrier_site = site;
-  self->site = &site;
+  state.barrier_site = self->site = site;
   self->state = State::at_barrier;
   self->sync = &state.barrier_sync[state.set][state.barrier_round & 1u];
   if (++state.waiting == state.live) {
@@ -346,7 +345,7 @@ struct Votes {
 };
 
 // A barrier at which each thread votes.
-CONVT3D_RUNTIME inline Votes voting_barrier(bool vote, const Site& site) {
+CONVT3D_RUNTIME inline Votes voting_barrier(bool vote, Site site) {
   const unsigned slot = state.barrier_round & 1u;
   ++state.barrier_arrived[slot];
   state.barrier_votes[slot] += vote;
@@ -355,10 +354,10 @@ CONVT3D_RUNTIME inline Votes voting_barrier(bool vote, const Site& site) {
 }
 
 // The lanes of the calling thread's warp that are at the same place: all others go on as far as they can before that is told.
-CONVT3D_RUNTIME inline unsigned active_mask(const Site& site) {
+CONVT3D_RUNTIME inline unsigned active_mask(Site site) {
   Thread* self = current;
   char orders_nothing;
-  self->site = &site;
+  self->site = site;
   self->sync = &orders_nothing;
   self->state = State::at_active_mask;
   park();
@@ -372,7 +371,7 @@ CONVT3D_RUNTIME inline unsigned active_mask(const Site& site) {
 }
 
 // A copy from what the launch before fills, by a thread that cannot know that this has ended.
-CONVT3D_RUNTIME inline void require_filled(const void* source, size_t bytes, const Site& site) {
+CONVT3D_RUNTIME inline void require_filled(const void* source, size_t bytes, Site site) {
   const char* from = static_cast<const char*>(source);
   if (state.held_begin == nullptr || current->is_behind || from >= state.held_end || from + bytes <= state.held_begin) return;
   const Index3 index = current->index;
@@ -386,22 +385,21 @@ CONVT3D_RUNTIME inline void require_filled(const void* source, size_t bytes, con
 
 // Finish the collective of `mask` if every lane in it that still lives has arrived; `last` is not woken, it is running.
 CONVT3D_RUNTIME inline bool finish_collective(unsigned warp, unsigned mask, const Thread* last, Combine combine) {
-  void* slots[warp_threads];
+  void* slots[warp_threads] = {};
   const Thread* first = nullptr;
   for (unsigned lane = 0; lane < warp_threads; ++lane) {
     const unsigned number = warp * warp_threads + lane;
-    slots[lane] = nullptr;
     if (!(mask >> lane & 1u) || number >= state.count) continue;
     Thread& thread = state.threads[number];
     if (thread.state == State::exited) continue;
     if (thread.state != State::at_warp) return false;
     if (first == nullptr) first = &thread;
-    if (thread.mask != mask || !is_same_place(*thread.site, *first->site)) {
+    if (thread.mask != mask || !is_same_place(thread.site, first->site)) {
       describe_failure(
           "divergent warp: thread (%u, %u, %u) is in %s (mask %08x) at %s:%d while thread (%u, %u, %u) is in %s "
           "(mask %08x) at %s:%d",
-          thread.index.x, thread.index.y, thread.index.z, thread.site->what, thread.mask, thread.site->file, thread.site->line,
-          first->index.x, first->index.y, first->index.z, first->site->what, first->mask, first->site->file, first->site->line);
+          thread.index.x, thread.index.y, thread.index.z, thread.site.what, thread.mask, thread.site.file, thread.site.line,
+          first->index.x, first->index.y, first->index.z, first->site.what, first->mask, first->site.file, first->site.line);
       abandon_block();
     }
     slots[lane] = thread.slot;
@@ -428,7 +426,7 @@ CONVT3D_RUNTIME inline bool finish_collective(unsigned warp, unsigned mask, cons
 inline Combine pending_combine[max_threads / warp_threads][warp_threads];
 
 // Every lane brings a slot; the last one to arrive runs `combine` over all of them.
-CONVT3D_RUNTIME inline void warp_collective(unsigned mask, void* slot, Combine combine, const Site& site) {
+CONVT3D_RUNTIME inline void warp_collective(unsigned mask, void* slot, Combine combine, Site site) {
   Thread* self = current;
   const unsigned number = static_cast<unsigned>(self - state.threads), warp = number / warp_threads;
   if (!(mask >> (number % warp_threads) & 1u)) {
@@ -436,7 +434,7 @@ CONVT3D_RUNTIME inline void warp_collective(unsigned mask, void* slot, Combine c
                      self->index.y, self->index.z, site.what, mask, site.file, site.line);
     abandon_block();
   }
-  self->site = &site;
+  self->site = site;
   self->mask = mask;
   self->slot = slot;
   self->sync = &state.warp_sync[state.set][warp][state.warp_round[warp] & 1u];

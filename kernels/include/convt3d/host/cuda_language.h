@@ -104,7 +104,7 @@ CONVT3D_RUNTIME void combine_shuffle(void* const (&slots)[warp_threads]) {
 }
 
 template <class T>
-CONVT3D_RUNTIME T shuffle(unsigned mask, T value, int source, const Site& site) {
+CONVT3D_RUNTIME T shuffle(unsigned mask, T value, int source, Site site) {
   ShuffleSlot<T> slot{value, source, value};
   warp_collective(mask, &slot, combine_shuffle<T>, site);
   return slot.result;
@@ -134,7 +134,7 @@ CONVT3D_RUNTIME inline void combine_vote(void* const (&slots)[warp_threads]) {
   }
 }
 
-CONVT3D_RUNTIME inline VoteSlot vote(unsigned mask, bool predicate, const Site& site) {
+CONVT3D_RUNTIME inline VoteSlot vote(unsigned mask, bool predicate, Site site) {
   VoteSlot slot{predicate, 0, 0};
   warp_collective(mask, &slot, combine_vote, site);
   return slot;
@@ -176,7 +176,7 @@ CONVT3D_RUNTIME void combine_reduction(void* const (&slots)[warp_threads]) {
 }
 
 template <class Reduce, class T>
-CONVT3D_RUNTIME ReductionSlot<T, Reduce> reduction(unsigned mask, T value, const Site& site) {
+CONVT3D_RUNTIME ReductionSlot<T, Reduce> reduction(unsigned mask, T value, Site site) {
   ReductionSlot<T, Reduce> slot{value, value, 0};
   warp_collective(mask, &slot, combine_reduction<T, Reduce>, site);
   return slot;

@@ -46,7 +46,7 @@ CONVT3D_RUNTIME inline void combine_ldmatrix_transposed(void* const (&slots)[war
 }
 
 template <unsigned matrices>
-void ldmatrix(unsigned (&fragment)[matrices], const char* row, const Site& site, Combine combine = combine_ldmatrix) {
+void ldmatrix(unsigned (&fragment)[matrices], const char* row, Site site, Combine combine = combine_ldmatrix) {
   MatrixSlot slot{};
   if (static_cast<unsigned>(lane_of_current()) < 8 * matrices) {
     if (reinterpret_cast<uintptr_t>(row) % 16 != 0) {
@@ -115,7 +115,7 @@ CONVT3D_RUNTIME void combine_mma(void* const (&slots)[warp_threads]) {
 }
 
 template <class Element>
-void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const Site& site) {
+void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, Site site) {
   const unsigned b[2] = {b0, b1};
   MmaSlot slot{a, b, c};
   warp_collective(0xffffffffu, &slot, combine_mma<Element>, site);

@@ -72,7 +72,7 @@ CONVT3D_RUNTIME inline void require_no_copies() {
                    copy_queue.count, copy_queue.copies[0].bytes, site.file, site.line);
 }
 
-CONVT3D_RUNTIME inline void check_mbarrier(const Mbarrier* barrier, const Site& site) {
+CONVT3D_RUNTIME inline void check_mbarrier(const Mbarrier* barrier, Site site) {
   if (barrier->arrivals != 0xfff && barrier->arrivals != 0) return;  // poison
   describe_failure("%s on an mbarrier that was not initialised, at %s:%d", site.what, site.file, site.line);
   abandon_block();
@@ -95,7 +95,7 @@ CONVT3D_RUNTIME inline void end_phase_if_complete(Mbarrier* barrier) {
   wake_waiters(barrier);
 }
 
-CONVT3D_RUNTIME inline void arrive(Mbarrier* barrier, unsigned bytes, const Site& site) {
+CONVT3D_RUNTIME inline void arrive(Mbarrier* barrier, unsigned bytes, Site site) {
   check_mbarrier(barrier, site);
   if (barrier->missing == 0) {
     describe_failure("more arrivals than the mbarrier's %u in one phase, at %s:%d", static_cast<unsigned>(barrier->arrivals),
@@ -156,14 +156,14 @@ CONVT3D_RUNTIME inline void finish_copies(Mbarrier* barrier) {
   if (any) end_phase_if_complete(barrier);
 }
 
-CONVT3D_RUNTIME inline void wait_for_phase(Mbarrier* barrier, unsigned parity, const Site& site) {
+CONVT3D_RUNTIME inline void wait_for_phase(Mbarrier* barrier, unsigned parity, Site site) {
   Thread* self = current;
   char orders_nothing;  // for those that come later: who waits gives nothing away
   check_mbarrier(barrier, site);
   // Copies of a later phase may have landed by now, or not.
   if (barrier->phase == parity || state.random == 0 || draw(2) == 0) finish_copies(barrier);
   while (barrier->phase == parity) {
-    self->site = &site;
+    self->site = site;
     self->slot = barrier;
     self->sync = &orders_nothing;
     self->state = State::at_mbarrier;

@@ -63,8 +63,7 @@ CONVT3D_RUNTIME inline bool dequeue(unsigned pending, AsyncCopy& copy) {
   return false;
 }
 
-CONVT3D_RUNTIME inline void require_copyable(const char* target, const void* source, int bytes, int source_bytes,
-                                             const Site& site) {
+CONVT3D_RUNTIME inline void require_copyable(const char* target, const void* source, int bytes, int source_bytes, Site site) {
   const char* broken = nullptr;
   if ((reinterpret_cast<uintptr_t>(target) | reinterpret_cast<uintptr_t>(source)) % static_cast<unsigned>(bytes) != 0) {
     broken = "an address is no multiple of the size";

@@ -97,7 +97,7 @@ CONVT3D_RUNTIME inline ProductQueue& product_queue() {
   return queue;
 }
 
-[[noreturn]] CONVT3D_RUNTIME inline void refuse_product(const char* kind, const Site& site, const char* why) {
+[[noreturn]] CONVT3D_RUNTIME inline void refuse_product(const char* kind, Site site, const char* why) {
   describe_failure("%s: %s at %s:%d %s", kind, site.what, site.file, site.line, why);
   abandon_block();
 }
@@ -118,7 +118,7 @@ CONVT3D_RUNTIME inline void see(Registers& registers) {
 
 // The number of these registers, for a product that uses them now. What is written to them before they are first used any fence makes
 // seen, for it is not known yet that they are a product's; later a fence does that comes behind.
-CONVT3D_RUNTIME inline unsigned use_registers(ProductQueue& queue, const void* at, unsigned count, const Site& site) {
+CONVT3D_RUNTIME inline unsigned use_registers(ProductQueue& queue, const void* at, unsigned count, Site site) {
   unsigned* const place = static_cast<unsigned*>(const_cast<void*>(at));
   unsigned number = queue.used;
   bool known = false;
@@ -266,7 +266,7 @@ inline void multiply(const PendingProduct& product) {
 }
 
 // A product may begin at once, so the bulk copies that write its operand must have been waited for.
-CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, size_t row_step, int rows, const Site& site) {
+CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, size_t row_step, int rows, Site site) {
   const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4,
                bytes = static_cast<size_t>(rows / 8 - 1) * row_step + 128;
   for (unsigned i = 0; copy_queue.block_serial == state.block_serial && i < copy_queue.count; ++i) {
@@ -283,7 +283,7 @@ CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, size_t row_step,
 
 // Take a place in the queue.
 CONVT3D_RUNTIME inline PendingProduct& queue_product(float* d, unsigned a, unsigned b, bool accumulate, int columns,
-                                                     unsigned row_step, const unsigned* registers, const Site& site) {
+                                                     unsigned row_step, const unsigned* registers, Site site) {
   ProductQueue& queue = product_queue();
   if (registers == nullptr) require_landed(a, row_step, 64, site);
   require_landed(b, 128, columns, site);
@@ -292,15 +292,7 @@ CONVT3D_RUNTIME inline PendingProduct& queue_product(float* d, unsigned a, unsig
     abandon_block();
   }
   PendingProduct& product = queue.products[queue.count];
-  product.a = a;
-  product.b = b;
-  product.columns = columns;
-  product.accumulate = accumulate;
-  product.group = queue.committed;
-  product.row_step = row_step;
-  product.registers = registers;
-  product.digest = {};
-  product.site = site;
+  product = {a, b, 0, columns, accumulate, queue.committed, row_step, registers, {}, 0, {}, {}, site};
   if ((current - state.threads) % 128 == 0) {
     for_operands(product, [&](const char* place, size_t bytes) { require_fenced(place, bytes, site); });
     product.digest = digest_of(product);

@@ -106,12 +106,12 @@ class warp_group {
 
  private:
   const Group& self() const { return static_cast<const Group&>(*this); }
-  convt3d_host::VoteSlot vote(int predicate, const convt3d_host::Site& site) const {
+  convt3d_host::VoteSlot vote(int predicate, convt3d_host::Site site) const {
     return convt3d_host::vote(self().mask(), predicate != 0, site);
   }
   // A rank outside the group gives the thread's own value.
   template <class T>
-  T take(T value, int rank, const convt3d_host::Site& site) const {
+  T take(T value, int rank, convt3d_host::Site site) const {
     static_assert(sizeof(T) <= 32, "a group exchanges values of at most 32 bytes");
     const unsigned mask = self().mask();
     const int source = rank < 0 || rank >= __popc(mask) ? -1 : static_cast<int>(__fns(mask, 0, rank + 1));
