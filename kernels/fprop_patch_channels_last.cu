@@ -1,6 +1,6 @@
 /* convt3d
 pass = "fprop"
-dtypes = ["tf32", "bf16", "fp16"]
+dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
 architectures = ["sm_90a"]
 [specialize]
 WGMMA_TILES = "tile_columns // 8"
@@ -15,22 +15,24 @@ chunks = "ceil_div(in_channels_per_group * itemsize, 128)"
 whole_chunks = "1 if in_channels_per_group * itemsize % 128 == 0 else 0"
 block_tiles = "ceil_div(voxels, 64 * ROWS)"
 ring_bytes = "WARPGROUPS * 4 * STAGES * ROWS * 1024"
+chunk_bytes = "128 * (1 + split)"
 room = "227 * 1024 - ring_bytes - 8 * chunks"
-most_columns = "min(COLUMNS, 4 * vector * (room // (chunks * 128 + 8) // (4 * vector)))"
+# A thread has half a sum for each column of a row, in tf32x3 two halves.
+fit_columns = "2 * (min(255, 512 // WARPGROUPS) - 40 - (24 + 16 * split) * ROWS) // ((1 + split) * ROWS)"
+most_columns = "min(COLUMNS, 4 * vector * (fit_columns // (4 * vector)), 4 * vector * (room // (chunks * chunk_bytes + 8) // (4 * vector)))"
 column_tiles = "ceil_div(columns, max(4 * vector, most_columns))"
 tile_columns = "4 * vector * ceil_div(ceil_div(columns, column_tiles), 4 * vector)"
 pack_blocks = "ceil_div(column_tiles * tile_columns, 128)"
 # Each block has a tile: it begins with copies of weights that only waiting for a product's waits for.
 streams = "max(1, min(ceil_div(block_tiles, WARPGROUPS), multiprocessors // (column_tiles * groups)))"
 # Behind the weights and the stages: a slot for each vector of columns and a bias for each column, at most 8 bytes a column.
-slots_at = "chunks * 128 * tile_columns + ring_bytes"
+slots_at = "chunks * chunk_bytes * tile_columns + ring_bytes"
 shared_bytes = "slots_at + 8 * tile_columns + 8 * chunks"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
 "chunks <= 128 and most_columns >= 4 * vector and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
 "tile_columns <= 256" = "a product has at most 256 columns"
-"ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
 "max(voxels, column_tiles * tile_columns, groups * chunks * 8 * pack_blocks) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
 [search]
 COLUMNS = [64, 128, 192, 256]
@@ -41,9 +43,9 @@ STAGES = [4, 6, 8]
 steps = "ceil_div(block_tiles, WARPGROUPS * streams)"
 products = "WARPGROUPS * 64 * ROWS * tile_columns * chunks * 128 // itemsize"
 bytes = "WARPGROUPS * 64 * ROWS * chunks * 128"
-first_bytes = "chunks * 128 * tile_columns"
+first_bytes = "chunks * chunk_bytes * tile_columns"
 [workspace]
-packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
+packed_weight = "groups * column_tiles * chunks * tile_columns * chunk_bytes // 4"
 [[launch]]
 symbol = "convt3d_pack_channels_last_weight"
 packs = "packed_weight"
@@ -69,12 +71,8 @@ shared_bytes = "shared_bytes"
 // lanes have 64 bytes in a row. The copy goes to a place in shared memory that only this lane reads: a queue of its own (cp.async), which
 // needs no barrier and no shuffle.
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/epilogue.cuh"
-#include "convt3d/patch.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/wgmma_registers.cuh"
 
 // At most so many columns of a block.
 #ifndef COLUMNS
@@ -97,32 +95,11 @@ shared_bytes = "shared_bytes"
 #ifndef WHOLE_CHUNKS
 #define WHOLE_CHUNKS 0
 #endif
-static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");
-#if defined(__CUDACC__)
-#define SUMS (WGMMA_TILES * 4)
-#else
-#define SUMS 128
-#endif
+#include "convt3d/patch_wgmma.cuh"
 
-constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
-constexpr int VECTOR = 16 / SIZE, EACH = 4 / SIZE;      // elements of 16 bytes, and of a register
-constexpr int STAGED = 4 * VECTOR, GROUP = 4 * VECTOR;  // channels of a stage; columns of which four lanes have a vector each
-constexpr int COUNT = 16 * ROWS, STAGE_BYTES = ROWS * 1024;  // voxels of a warp; [row / 8][lane] of vectors
+constexpr int EACH = 4 / SIZE, GROUP = 4 * VECTOR;  // elements of a register; columns of which four lanes have a vector each
 
-struct alignas(16) Words {
-  unsigned word[4];
-};
-
-// ---- packing: [group][column tile][chunk] of cells [cell][column] ----
-
-__device__ inline void round_words(const float (&values)[VECTOR], Words& words) {
-  for (int v = 0; v < VECTOR; ++v) words.word[v] = nearest_tf32(values[v]);
-}
-
-template <class T>
-__device__ inline void round_words(const T (&values)[VECTOR], Words& words) {
-  for (int v = 0; v < VECTOR; v += 2) words.word[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
-}
+// ---- packing ----
 
 extern "C" __global__ void __launch_bounds__(128)
     convt3d_pack_channels_last_weight(const Problem problem, const View<const scalar_t> weight,
@@ -154,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(128)
   const int column = index < columns ? tap * each_tap + co : index;
   const int place = column % tile_columns / GROUP * GROUP + column % VECTOR / 2 * 8 + column % GROUP / VECTOR * 2 + column % 2;
   const index_t row = static_cast<index_t>(group * column_tiles + column / tile_columns) * cells + cell;
-  round_words(values, reinterpret_cast<Words*>(packed_weight)[row * tile_columns + place]);
+  pack_cell(values, packed_weight, row, tile_columns, place);
 }
 
 // ---- the product ----
@@ -167,11 +144,6 @@ struct alignas(16) Slot {
 
 struct alignas(16) Biases {
   float of[VECTOR];
-};
-
-template <bool VALUE>
-struct Flag {
-  static constexpr bool value = VALUE;
 };
 
 // A lane's copies: of its rows, VECTOR channels of each stage into its own queue.
@@ -204,28 +176,33 @@ struct Copier {
     } else {
 #pragma unroll
       for (int q = 0; q < 2 * ROWS; ++q) {
-        Run<VECTOR> run;
+        if constexpr (SIZE == 4) {
 #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) {
-          run.element[v] = first + v < channels ? from[q][(half * STAGED + v) * input.stride[1]] : scalar_t();
+          for (int v = 0; v < VECTOR; ++v) {
+            const bool there = first + v < channels;
+            cp_async<4>(shared_address(target) + static_cast<unsigned>(q * 512 + v * 4),
+                        from[q] + (there ? (half * STAGED + v) * input.stride[1] : 0), there ? 4 : 0);
+          }
+        } else {
+          Run<VECTOR> run;
+#pragma unroll
+          for (int v = 0; v < VECTOR; ++v) {
+            run.element[v] = first + v < channels ? from[q][(half * STAGED + v) * input.stride[1]] : scalar_t();
+          }
+          *reinterpret_cast<Run<VECTOR>*>(target + q * 512) = run;
         }
-        *reinterpret_cast<Run<VECTOR>*>(target + q * 512) = run;
         if (goes_on) from[q] = advanced(from[q], 2 * STAGED * SIZE * input.stride[1]);
       }
     }
   }
 };
 
-// Two steps of a product of a lane's rows: row q is row lane / 4 + q % 2 * 8 of tile q / 2.
-__device__ __forceinline__ void load_fragments(const unsigned char* stage, int lane, unsigned (&a)[2][ROWS][4]) {
+__device__ __forceinline__ void load_fragments(const unsigned char* stage, int lane, Fragments& fragments) {
 #pragma unroll
   for (int q = 0; q < 2 * ROWS; ++q) {
     const Words words = *reinterpret_cast<const Words*>(stage + q * 512 + lane * 16);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned bits = SIZE == 4 ? nearest_tf32(__uint_as_float(words.word[i])) : words.word[i];
-      a[i / 2][q / 2][i % 2 * 2 + q % 2] = bits;
-    }
+    for (int i = 0; i < 4; ++i) fragments.set(i, q, words.word[i]);
   }
 }
 
@@ -245,27 +222,13 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   const int each_tap = columns / (kernel[0] * kernel[1] * kernel[2]);
 
   extern __shared__ __align__(128) unsigned char shared[];
-  const unsigned weights = shared_address(shared);
-  const int chunk_bytes = 128 * tile_width;
-  unsigned char* const ring = shared + chunks * chunk_bytes + warp * STAGES * STAGE_BYTES;
+  const int weight_bytes = PARTS * 128 * chunks * tile_width;
+  Ring ring{shared + weight_bytes + warp * STAGES * STAGE_BYTES};
   Slot* const slots = reinterpret_cast<Slot*>(shared + slots_at);
   Biases* const biases = reinterpret_cast<Biases*>(slots + tile_width / VECTOR);
-  const unsigned barriers = shared_address(biases + tile_width / VECTOR);
-
+  Weights weights{shared_address(shared), shared_address(biases + tile_width / VECTOR), chunks, tile_width};
   // What takes long to come is asked for first.
-  if (thread == 0) {
-    const char* const packed = reinterpret_cast<const char*>(packed_weight) +
-                               static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
-    for (int c = 0; c < chunks; ++c) mbarrier_init(barriers + static_cast<unsigned>(c) * 8, 1);
-    mbarrier_fence_init();
-    wait_for_packing();
-    for (int c = 0; c < chunks; ++c) {
-      const unsigned barrier = barriers + static_cast<unsigned>(c) * 8;
-      mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes));
-      bulk_copy(weights + static_cast<unsigned>(c * chunk_bytes), packed + static_cast<index_t>(c) * chunk_bytes,
-                static_cast<unsigned>(chunk_bytes), barrier);
-    }
-  }
+  if (thread == 0) weights.copy(packed_weight, group * column_tiles + block % column_tiles);
 
   const auto vectors = [](const auto& tensor, int channels) {
     const index_t* stride = tensor.stride;
@@ -296,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     cp_async_commit();
   };
   int tile = copied_tile;
-  for (int s = 0; s + 1 < STAGES; ++s) copy_half(ring + s * STAGE_BYTES, s % 2);
+  for (int s = 0; s + 1 < STAGES; ++s) copy_half(ring.first + s * STAGE_BYTES, s % 2);
   for (int i = thread; i < tile_width; i += 128 * WARPGROUPS) {
     const int column = first_column + i, tap = column / each_tap, co = column % each_tap;
     const bool live = column < columns && co < out_channels;
@@ -314,40 +277,9 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   __syncthreads();
 
   float sums[ROWS][SUMS];
-  unsigned fragments[2][2][ROWS][4];
-  const unsigned weight_operand = wgmma_operand(weights, static_cast<unsigned>(tile_width) * 16);
-  bool fresh = true;  // the weights have not been waited for
-  // The two stages of a chunk, and those read before them.
-  unsigned char *pair = ring, *before = ring + (STAGES - 2) * STAGE_BYTES;
+  const auto load = [&](const unsigned char* stage, Fragments& fragments) { load_fragments(stage, lane, fragments); };
   for (; tile < block_tiles; tile += step) {
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        cp_async_wait<STAGES - 2>();
-        load_fragments(pair + odd * STAGE_BYTES, lane, fragments[odd]);
-        if (odd == 0 && fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk) * 8, 0);
-        wgmma_fence();
-        const unsigned b = weight_operand + static_cast<unsigned>(chunk * chunk_bytes + odd * (chunk_bytes / 2)) / 16;
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-#pragma unroll
-          for (int r = 0; r < ROWS; ++r) {
-            wgmma_registers(sums[r], fragments[odd][s][r], b + static_cast<unsigned>(s * tile_width * 2), chunk + odd + s > 0,
-                            tile_width);
-          }
-        }
-        wgmma_commit();
-        // While they run, and to where the inputs of the products before were.
-        copy_half(odd == 0 ? before + STAGE_BYTES : pair, 1 - odd);
-        wgmma_wait<1>();  // the other fragments have been read
-      }
-      before = pair;
-      pair = pair + 2 * STAGE_BYTES == ring + STAGES * STAGE_BYTES ? ring : pair + 2 * STAGE_BYTES;
-    }
-    fresh = false;
-    wgmma_wait<0>();
-
+    multiply_tile(sums, weights, ring, load, copy_half);
     const index_t own = place(tile).output;
     scalar_t* to[2 * ROWS];  // the outputs of the lane's voxels
 #pragma unroll

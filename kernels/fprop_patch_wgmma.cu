@@ -1,6 +1,6 @@
 /* convt3d
 pass = "fprop"
-dtypes = ["tf32", "bf16", "fp16"]
+dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
 architectures = ["sm_90a"]
 [specialize]
 WGMMA_TILES = "tile_columns // 8"
@@ -17,15 +17,18 @@ ring_bytes = "WARPGROUPS * 4 * STAGES * ROWS * 1024"
 # Where rows do not end on a lane's voxels, eight columns at a time pass through shared memory on their way out.
 rows_apart = "1 if input_w % (2 if itemsize == 4 else 2 * ROWS) != 0 else 0"
 passed_bytes = "rows_apart * (16 + WARPGROUPS * 16 * (32 * ROWS * itemsize + 32))"
+chunk_bytes = "128 * (1 + split)"
 room = "227 * 1024 - ring_bytes - 8 * chunks - passed_bytes"
-most_columns = "min(COLUMNS, 8 * (room // (chunks * 128 + 8) // 8))"
+# A thread has half a sum for each column of a row, in tf32x3 two halves.
+fit_columns = "2 * (min(255, 512 // WARPGROUPS) - 40 - (24 + 16 * split) * ROWS) // ((1 + split) * ROWS)"
+most_columns = "min(COLUMNS, 8 * (fit_columns // 8), 8 * (room // (chunks * chunk_bytes + 8) // 8))"
 column_tiles = "ceil_div(columns, max(8, most_columns))"
 tile_columns = "8 * ceil_div(ceil_div(columns, column_tiles), 8)"
 # Each block has a tile: it begins with copies of weights that only waiting for a product's waits for.
 streams = "max(1, min(ceil_div(block_tiles, WARPGROUPS), multiprocessors // (column_tiles * groups)))"
 # Where blocks have many tiles, the launch begins behind the one that packs, not beside it.
 beside = "1 if block_tiles <= 16 * streams else 0"
-pairs_at = "chunks * 128 * tile_columns + ring_bytes"
+pairs_at = "chunks * chunk_bytes * tile_columns + ring_bytes"
 shared_bytes = "pairs_at + 8 * (tile_columns + chunks) + passed_bytes"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
@@ -33,7 +36,6 @@ shared_bytes = "pairs_at + 8 * (tile_columns + chunks) + passed_bytes"
 "kernel_w == 2" = "it stores the two taps of a row together: a kernel of 2 along w"
 "chunks <= 128 and most_columns >= 8 and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
 "tile_columns <= 256" = "a product has at most 256 columns"
-"ROWS * tile_columns // 2 + 24 * ROWS + 40 <= min(255, 512 // WARPGROUPS)" = "a thread has no registers for so many sums"
 "max(voxels, columns, groups * column_tiles * chunks * 8) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
 [search]
 COLUMNS = [32, 96, 128, 160, 256]
@@ -44,9 +46,9 @@ STAGES = [4, 6, 8]
 steps = "ceil_div(block_tiles, WARPGROUPS * streams)"
 products = "WARPGROUPS * 64 * ROWS * tile_columns * chunks * 128 // itemsize"
 bytes = "WARPGROUPS * 64 * ROWS * chunks * 128"
-first_bytes = "chunks * 128 * tile_columns"
+first_bytes = "chunks * chunk_bytes * tile_columns"
 [workspace]
-packed_weight = "groups * column_tiles * chunks * tile_columns * 32"
+packed_weight = "groups * column_tiles * chunks * tile_columns * chunk_bytes // 4"
 [[launch]]
 symbol = "convt3d_pack_patch_weight"
 packs = "packed_weight"
@@ -75,14 +77,10 @@ shared_bytes = "shared_bytes"
 // taps of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128. Where rows do not end on a lane's voxels, these
 // may be of two rows, and a row begins anywhere: then a warp's rows of taps pass through shared memory, and each lane stores a voxel's pair.
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
-#include "convt3d/patch.cuh"
-#include "convt3d/specialized.cuh"
 #include "convt3d/weight_cell.cuh"
-#include "convt3d/wgmma_registers.cuh"
 
 // At most so many (co, t) of a block, a multiple of 8.
 #ifndef COLUMNS
@@ -108,32 +106,12 @@ shared_bytes = "shared_bytes"
 #ifndef ROWS_APART
 #define ROWS_APART 0
 #endif
-static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");
-#if defined(__CUDACC__)
-#define SUMS (WGMMA_TILES * 4)
-#else
-#define SUMS 128
-#endif
+#include "convt3d/patch_wgmma.cuh"
 
-constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
-constexpr int VECTOR = 16 / SIZE, STEP = 32 / SIZE, STAGED = 64 / SIZE;  // channels of a cell, of a product, of a stage
-constexpr int COUNT = 16 * ROWS;                                         // voxels of a warp
-constexpr int RUN = SIZE == 4 ? 2 : 2 * ROWS, RUNS = 2 * ROWS / RUN;     // neighbouring voxels of a lane
-constexpr int STAGE = STAGED * COUNT;                                    // [channel][voxel]
-struct alignas(16) Cell {
-  unsigned words[4];
-};
+constexpr int STEP = 32 / SIZE;                                       // channels of a product
+constexpr int RUN = SIZE == 4 ? 2 : 2 * ROWS, RUNS = 2 * ROWS / RUN;  // neighbouring voxels of a lane
 
-// ---- packing: [group][column tile][chunk] of cells [cell][column] ----
-
-__device__ inline void round_cell(const float (&values)[VECTOR], Cell& cell) {
-  for (int v = 0; v < VECTOR; ++v) cell.words[v] = nearest_tf32(values[v]);
-}
-
-template <class T>
-__device__ inline void round_cell(const T (&values)[VECTOR], Cell& cell) {
-  for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
-}
+// ---- packing ----
 
 extern "C" __global__ void __launch_bounds__(128)
     convt3d_pack_patch_weight(const Problem problem, const View<const scalar_t> weight, accum_t* __restrict__ packed_weight,
@@ -153,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(128)
   scalar_t values[VECTOR];
   load_weight_cell(values, weight, group * channels + ci, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2,
                    column < columns ? channels - ci : 0);
-  round_cell(values, reinterpret_cast<Cell*>(packed_weight)[static_cast<index_t>(number) * tile_columns + i]);
+  pack_cell(values, packed_weight, number, tile_columns, i);
 }
 
 // ---- the product ----
@@ -163,11 +141,6 @@ struct alignas(16) Pair {
   index_t output;
   float start;
   int live;  // whether there is such a column
-};
-
-template <bool VALUE>
-struct Flag {
-  static constexpr bool value = VALUE;
 };
 
 // Where channel k of a stage and a voxel are staged. What lanes read at once, 32 bytes each of four rows of channels (tf32) or of every
@@ -227,44 +200,37 @@ struct Copier {
   }
 };
 
-// What a lane multiplies of a stage, two steps. Of a lane's voxels q = 0, 1 ... number q is row g + q % 2 * 8 of
-// tile q / 2. tf32: a word is a voxel. 16 bits: the first ROWS words are pairs of voxels in one channel, the others in the next.
-struct Words {
+// What a lane multiplies of a stage: of its voxels q = 0, 1 ... number q is row g + q % 2 * 8 of tile q / 2. tf32: a word is a voxel.
+// 16 bits: the first ROWS words are pairs of voxels in one channel, the others in the next.
+__device__ __forceinline__ void load_fragments(const scalar_t* stage, const int (&starts)[2], Fragments& fragments) {
+  constexpr int EACH = SIZE == 4 ? 2 : ROWS;
+  struct alignas(4 * EACH) Neighbours {
+    unsigned word[EACH];
+  };
   unsigned word[4][2 * ROWS];
-
-  __device__ __forceinline__ void load(const scalar_t* stage, const int (&starts)[2]) {
-    constexpr int EACH = SIZE == 4 ? 2 : ROWS;
-    struct alignas(4 * EACH) Neighbours {
-      unsigned word[EACH];
-    };
 #pragma unroll
-    for (int u = 0; u < 2 * ROWS / EACH; ++u) {
-      const scalar_t* const from = stage + starts[u];
+  for (int u = 0; u < 2 * ROWS / EACH; ++u) {
+    const scalar_t* const from = stage + starts[u];
 #pragma unroll
-      for (int half = 0; half < 4; ++half) {
-        const Neighbours some = *reinterpret_cast<const Neighbours*>(from + half * (STEP / 2) * COUNT);
+    for (int i = 0; i < 4; ++i) {
+      const Neighbours some = *reinterpret_cast<const Neighbours*>(from + i * (STEP / 2) * COUNT);
 #pragma unroll
-        for (int e = 0; e < EACH; ++e) word[half][u * EACH + e] = some.word[e];
+      for (int e = 0; e < EACH; ++e) word[i][u * EACH + e] = some.word[e];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int q = 0; q < 2 * ROWS; ++q) {
+      if constexpr (SIZE == 4) {
+        fragments.set(i, q, word[i][q]);
+      } else {
+        const unsigned both = __byte_perm(word[i][q / 2], word[i][ROWS + q / 2], q % 2 == 0 ? 0x5410u : 0x7632u);
+        fragments.set(i, q, computed_anew(both));  // before the fence, else products wait for one another
       }
     }
   }
-
-  __device__ __forceinline__ void fragments(unsigned (&a)[2][ROWS][4]) const {
-#pragma unroll
-    for (int half = 0; half < 4; ++half) {
-#pragma unroll
-      for (int q = 0; q < 2 * ROWS; ++q) {
-        unsigned& bits = a[half / 2][q / 2][half % 2 * 2 + q % 2];
-        if constexpr (SIZE == 4) {
-          bits = nearest_tf32(__uint_as_float(word[half][q]));
-        } else {
-          bits = __byte_perm(word[half][q / 2], word[half][ROWS + q / 2], q % 2 == 0 ? 0x5410u : 0x7632u);
-          bits = computed_anew(bits);  // before the fence, else products wait for one another
-        }
-      }
-    }
-  }
-};
+}
 
 extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     convt3d_fprop_patch_wgmma(const Problem problem, const View<const scalar_t> input,
@@ -281,26 +247,11 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   const int kernel_d = problem.kernel_size[0], kernel_h = problem.kernel_size[1], taps = kernel_d * kernel_h * 2;
 
   extern __shared__ __align__(128) unsigned char shared[];
-  const unsigned weights = shared_address(shared);
-  const int chunk_bytes = 128 * tile_width;
-  scalar_t* const ring = reinterpret_cast<scalar_t*>(shared + chunks * chunk_bytes) + warp * STAGES * STAGE;
+  Ring ring{shared + PARTS * 128 * chunks * tile_width + warp * STAGES * STAGE_BYTES};
   Pair* const pairs = reinterpret_cast<Pair*>(shared + pairs_at);
-  const unsigned barriers = shared_address(pairs + tile_width / 2);
-
+  Weights weights{shared_address(shared), shared_address(pairs + tile_width / 2), chunks, tile_width};
   // What takes long to come is asked for first.
-  if (thread == 0) {
-    for (int c = 0; c < chunks; ++c) mbarrier_init(barriers + static_cast<unsigned>(c) * 8, 1);
-    mbarrier_fence_init();
-    wait_for_packing();
-    const char* const packed = reinterpret_cast<const char*>(packed_weight) +
-                               static_cast<index_t>(group * column_tiles + block % column_tiles) * chunks * chunk_bytes;
-    for (int c = 0; c < chunks; ++c) {
-      const unsigned barrier = barriers + static_cast<unsigned>(c) * 8;
-      mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes));
-      bulk_copy(weights + static_cast<unsigned>(c * chunk_bytes), packed + static_cast<index_t>(c) * chunk_bytes,
-                static_cast<unsigned>(chunk_bytes), barrier);
-    }
-  }
+  if (thread == 0) weights.copy(packed_weight, group * column_tiles + block % column_tiles);
   __syncwarp();
 
   Copier copier{input, made_of(input, problem.input_size, VECTOR), in_channels, lane};
@@ -318,10 +269,10 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   const int step = streams * WARPGROUPS;
   // Where the last tiles are too few for all warpgroups, each block has as many of them as the others.
   int copied_tile = warp / 4 * streams + block / column_tiles / problem.groups, copied_chunk = 0;
-  const auto copy_half = [&](scalar_t* stage, int half) {
+  const auto copy_half = [&](unsigned char* stage, int half) {
     if (copied_tile < block_tiles) {
       if (half == 0 && copied_chunk == 0) copier.begin(place(copied_tile, copier.voxel()).input);
-      copier.copy(stage, (copied_chunk * 2 + half) * STAGED);
+      copier.copy(reinterpret_cast<scalar_t*>(stage), (copied_chunk * 2 + half) * STAGED);
       if (half == 1 && ++copied_chunk == chunks) {
         copied_chunk = 0;
         copied_tile += step;
@@ -330,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     cp_async_commit();
   };
   int tile = copied_tile;
-  for (int s = 0; s + 1 < STAGES; ++s) copy_half(ring + s * STAGE, s % 2);
+  for (int s = 0; s + 1 < STAGES; ++s) copy_half(ring.first + s * STAGE_BYTES, s % 2);
   for (int pair = thread; pair < tile_width / 2; pair += 128 * WARPGROUPS) {
     const int column = first_column + pair * 2, co = column / taps, row = column % taps / 2;
     Pair entry{0, 0.0f, 0};
@@ -344,43 +295,14 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   __syncthreads();
 
   float sums[ROWS][SUMS];
-  unsigned fragments[2][2][ROWS][4];
-  const unsigned weight_operand = wgmma_operand(weights, static_cast<unsigned>(tile_width) * 16);
   const int first_k = lane % 4 * (4 / SIZE), first = lane / 4 * RUN;  // a lane's in a stage
   const int starts[2] = {staged(first_k, first), SIZE == 4 ? staged(first_k, 16 + first) : staged(first_k + 1, first)};
-  int halves = 0;     // where in the ring the two stages of a chunk are
-  bool fresh = true;  // the weights have not been waited for
+  const auto load = [&](const unsigned char* stage, Fragments& fragments) {
+    __syncwarp();  // all lanes' copies have landed, and all have read the stage before
+    load_fragments(reinterpret_cast<const scalar_t*>(stage), starts, fragments);
+  };
   for (; tile < block_tiles; tile += step) {
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        cp_async_wait<STAGES - 2>();
-        __syncwarp();  // all lanes' copies have landed, and all have read the stage before
-        Words words;
-        words.load(ring + halves + odd * STAGE, starts);
-        if (odd == 0 && fresh) mbarrier_wait(barriers + static_cast<unsigned>(chunk) * 8, 0);
-        words.fragments(fragments[odd]);
-        wgmma_fence();
-        const unsigned b = weight_operand + static_cast<unsigned>(chunk * chunk_bytes + odd * (chunk_bytes / 2)) / 16;
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-#pragma unroll
-          for (int r = 0; r < ROWS; ++r) {
-            wgmma_registers(sums[r], fragments[odd][s][r], b + static_cast<unsigned>(s * tile_width * 2), chunk + odd + s > 0,
-                            tile_width);
-          }
-        }
-        wgmma_commit();
-        // While they run, and to where the inputs of the products before were.
-        copy_half(ring + (odd == 1 ? halves : halves == 0 ? (STAGES - 1) * STAGE : halves - STAGE), 1 - odd);
-        wgmma_wait<1>();  // the other fragments have been read
-      }
-      halves = halves == (STAGES - 2) * STAGE ? 0 : halves + 2 * STAGE;
-    }
-    fresh = false;
-    wgmma_wait<0>();
-
+    multiply_tile(sums, weights, ring, load, copy_half);
     const index_t own = place(tile, lane % COUNT).output;
     if (SPECIALIZED(ROWS_APART, problem.input_size[2] % RUN != 0) != 0 && in_pairs) {
       constexpr int PASSED = COUNT * 2 + 32 / SIZE;  // outputs of a row, and 32 bytes that keep rows off each other's banks

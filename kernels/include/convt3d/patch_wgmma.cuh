@@ -1,0 +1,165 @@
+// Kernel = stride on warpgroups: packed weights that stay in a block's shared memory, and the products of a tile of voxels with them.
+#pragma once
+
+#include "convt3d/advanced.cuh"
+#include "convt3d/beside_packing.cuh"
+#include "convt3d/mma.cuh"
+#include "convt3d/patch.cuh"
+#include "convt3d/specialized.cuh"
+#include "convt3d/split_tf32.cuh"
+#include "convt3d/wgmma_registers.cuh"
+
+static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");
+#if defined(__CUDACC__)
+#define SUMS (WGMMA_TILES * 4)
+#else
+#define SUMS 128
+#endif
+
+constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
+constexpr int VECTOR = 16 / SIZE, STAGED = 64 / SIZE;        // channels of a cell and of a stage, which is half a chunk
+constexpr int COUNT = 16 * ROWS, STAGE_BYTES = 1024 * ROWS;  // a warp's voxels, and its inputs of a stage
+
+// A cell: 16 bytes of channels of a column.
+struct alignas(16) Words {
+  unsigned word[4];
+};
+
+template <bool VALUE>
+struct Flag {
+  static constexpr bool value = VALUE;
+};
+
+__device__ inline void round_words(const float (&values)[VECTOR], Words (&parts)[PARTS]) {
+  for (int v = 0; v < VECTOR; ++v) {
+    if constexpr (PARTS == 2) {
+      split_tf32(values[v], parts[0].word[v], parts[1].word[v]);
+    } else {
+      parts[0].word[v] = nearest_tf32(values[v]);
+    }
+  }
+}
+
+template <class T>
+__device__ inline void round_words(const T (&values)[VECTOR], Words (&parts)[PARTS]) {
+  for (int v = 0; v < VECTOR; v += 2) {
+    parts[0].word[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
+  }
+}
+
+// Packed weights: [group][column tile][chunk][part] of [cell][column]; a chunk is eight cells, `number` counts those of all chunks.
+__device__ inline void pack_cell(const scalar_t (&values)[VECTOR], accum_t* packed_weight, index_t number, int tile_columns,
+                                 int column) {
+  Words parts[PARTS];
+  round_words(values, parts);
+  Words* const cell = reinterpret_cast<Words*>(packed_weight) + (number + number / 8 * 8 * (PARTS - 1)) * tile_columns + column;
+  for (int p = 0; p < PARTS; ++p) cell[p * 8 * tile_columns] = parts[p];
+}
+
+// A block's weights in shared memory. Each chunk has a barrier, since the first products begin before the last chunk is there.
+struct Weights {
+  unsigned at, barriers;
+  int chunks, tile_columns;
+  bool fresh = true;  // they have not been waited for
+
+  __device__ __forceinline__ int chunk_bytes() const { return PARTS * 128 * tile_columns; }
+
+  // One thread asks for them; `tile` counts column tiles of all groups.
+  __device__ __forceinline__ void copy(const accum_t* packed_weight, int tile) const {
+    for (int c = 0; c < chunks; ++c) mbarrier_init(barriers + static_cast<unsigned>(c) * 8, 1);
+    mbarrier_fence_init();
+    wait_for_packing();
+    const char* const packed =
+        reinterpret_cast<const char*>(packed_weight) + static_cast<index_t>(tile) * chunks * chunk_bytes();
+    for (int c = 0; c < chunks; ++c) {
+      const unsigned barrier = barriers + static_cast<unsigned>(c) * 8;
+      mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes()));
+      bulk_copy(at + static_cast<unsigned>(c * chunk_bytes()), packed + static_cast<index_t>(c) * chunk_bytes(),
+                static_cast<unsigned>(chunk_bytes()), barrier);
+    }
+  }
+};
+
+// A warp's ring of stages: the two of a chunk, and those read before them.
+struct Ring {
+  unsigned char *const first, *pair = first, *before = first + (STAGES - 2) * STAGE_BYTES;
+
+  __device__ __forceinline__ void advance() {
+    before = pair;
+    pair = pair + 2 * STAGE_BYTES == first + STAGES * STAGE_BYTES ? first : pair + 2 * STAGE_BYTES;
+  }
+};
+
+// Two steps of a product of a lane's rows: row q is row lane / 4 + q % 2 * 8 of tile q / 2. Word i of four is a lane's of step i / 2.
+struct Fragments {
+  unsigned part[PARTS][2][ROWS][4];
+
+  __device__ __forceinline__ void set(int i, int q, unsigned bits) {
+    const int s = i / 2, r = q / 2, word = i % 2 * 2 + q % 2;
+    if constexpr (PARTS == 2) {
+      split_tf32(__uint_as_float(bits), part[0][s][r][word], part[1][s][r][word]);
+    } else {
+      part[0][s][r][word] = SIZE == 4 ? nearest_tf32(__uint_as_float(bits)) : bits;
+    }
+  }
+};
+
+// The sums of a warpgroup's tile. `load(stage, fragments)` reads what has landed; `copy(stage, half)` asks for what comes next to where
+// the inputs of the products before were.
+template <class Load, class Copy>
+__device__ __forceinline__ void multiply_tile(float (&sums)[ROWS][SUMS], Weights& weights, Ring& ring, const Load& load,
+                                              const Copy& copy) {
+  Fragments fragments[2];
+  // Tensor cores cut off what they add: in tf32x3 the sums of a chunk join the others by a rounded addition.
+  float chunk_sums[PARTS == 2 ? ROWS : 1][PARTS == 2 ? SUMS : 1];
+  if constexpr (PARTS == 2) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+      for (int i = 0; i < SUMS; ++i) sums[r][i] = 0.0f;
+    }
+  }
+  const unsigned operand = wgmma_operand(weights.at, static_cast<unsigned>(weights.tile_columns) * 16);
+#pragma unroll 1
+  for (int chunk = 0; chunk < weights.chunks; ++chunk) {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      cp_async_wait<STAGES - 2>();
+      load(ring.pair + odd * STAGE_BYTES, fragments[odd]);
+      if (odd == 0 && weights.fresh) mbarrier_wait(weights.barriers + static_cast<unsigned>(chunk) * 8, 0);
+      wgmma_fence();
+      const unsigned b = operand + static_cast<unsigned>(chunk * weights.chunk_bytes() + odd * 64 * weights.tile_columns) / 16;
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const unsigned b_step = b + static_cast<unsigned>(s * weights.tile_columns * 2);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+          if constexpr (PARTS == 2) {
+            const unsigned b_low = b_step + static_cast<unsigned>(weights.tile_columns * 8);
+            wgmma_registers(chunk_sums[r], fragments[odd].part[1][s][r], b_step, odd + s > 0, weights.tile_columns);
+            wgmma_registers(chunk_sums[r], fragments[odd].part[0][s][r], b_low, 1, weights.tile_columns);
+            wgmma_registers(chunk_sums[r], fragments[odd].part[0][s][r], b_step, 1, weights.tile_columns);
+          } else {
+            wgmma_registers(sums[r], fragments[odd].part[0][s][r], b_step, chunk + odd + s > 0, weights.tile_columns);
+          }
+        }
+      }
+      wgmma_commit();
+      copy(odd == 0 ? ring.before + STAGE_BYTES : ring.pair, 1 - odd);  // while they run
+      wgmma_wait<1>();                                                  // the other fragments have been read
+    }
+    ring.advance();
+    if constexpr (PARTS == 2) {
+      wgmma_wait<0>();
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+        for (int i = 0; i < SUMS && i < weights.tile_columns / 2; ++i) {
+          sums[r][i] += chunk_sums[r][i];
+        }
+      }
+    }
+  }
+  weights.fresh = false;
+  wgmma_wait<0>();
+}
