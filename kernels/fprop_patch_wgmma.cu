@@ -6,6 +6,7 @@ architectures = ["sm_90a"]
 WGMMA_TILES = "tile_columns // 8"
 WHOLE_CHUNKS = "whole_chunks"
 ROWS_APART = "rows_apart"
+KERNEL_W = "kernel_w"
 [constants]
 voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
@@ -15,7 +16,7 @@ whole_chunks = "1 if in_channels_per_group * itemsize % 128 == 0 else 0"
 block_tiles = "ceil_div(voxels, 64 * ROWS)"
 ring_bytes = "WARPGROUPS * 4 * STAGES * ROWS * 1024"
 # Where rows do not end on a lane's voxels, eight columns at a time pass through shared memory on their way out.
-rows_apart = "1 if input_w % (2 if itemsize == 4 else 2 * ROWS) != 0 else 0"
+rows_apart = "1 if kernel_w == 2 and input_w % (2 if itemsize == 4 else 2 * ROWS) != 0 else 0"
 passed_bytes = "rows_apart * (16 + WARPGROUPS * 16 * (32 * ROWS * itemsize + 32))"
 chunk_bytes = "128 * (1 + split)"
 room = "227 * 1024 - ring_bytes - 8 * chunks - passed_bytes"
@@ -33,7 +34,7 @@ shared_bytes = "pairs_at + 8 * (tile_columns + chunks) + passed_bytes"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
-"kernel_w == 2" = "it stores the two taps of a row together: a kernel of 2 along w"
+"kernel_w % 2 == 0" = "it stores two taps of a row together: an even kernel along w"
 "chunks <= 128 and most_columns >= 8 and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
 "tile_columns <= 256" = "a product has at most 256 columns"
 "max(voxels, columns, groups * column_tiles * chunks * 8) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
@@ -73,9 +74,10 @@ shared_bytes = "shared_bytes"
 // it copies 64 bytes of the channels of its 16 or 32 voxels at a time (cp.async), a few such stages ahead, reads them as fragments into
 // registers, rounds them, and its warpgroup multiplies them by the weights. One warpgroup's stores and another's products overlap in part.
 //
-// Which voxel a row of a product is can be chosen. A lane's rows are 2 (tf32) or 4 (16 bits) neighbouring voxels, and its columns the two
-// taps of a row of outputs: so a lane has 16 neighbouring bytes of the output, eight lanes 128. Where rows do not end on a lane's voxels, these
-// may be of two rows, and a row begins anywhere: then a warp's rows of taps pass through shared memory, and each lane stores a voxel's pair.
+// Which voxel a row of a product is can be chosen. A lane's rows are 2 (tf32) or 4 (16 bits) neighbouring voxels, and its columns two
+// taps of a row of outputs: so where these are all of a voxel's row, a lane has 16 neighbouring bytes of the output, eight lanes 128. Where
+// rows do not end on a lane's voxels, these may be of two rows, and a row begins anywhere: then a warp's rows of taps pass through shared
+// memory, and each lane stores a voxel's pair. With more taps in a row lanes that have other columns of a voxel have its other pairs.
 #include "convt3d.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/epilogue.cuh"
@@ -106,6 +108,9 @@ shared_bytes = "shared_bytes"
 #ifndef ROWS_APART
 #define ROWS_APART 0
 #endif
+#ifndef KERNEL_W
+#define KERNEL_W 2
+#endif
 #include "convt3d/patch_wgmma.cuh"
 
 constexpr int STEP = 32 / SIZE;                                       // channels of a product
@@ -125,18 +130,19 @@ extern "C" __global__ void __launch_bounds__(128)
             i = static_cast<int>(blockIdx.x) % parts * 128 + static_cast<int>(threadIdx.x);
   if (i >= tile_columns) return;
   const int ci = number % cells * VECTOR, tile = number / cells % column_tiles, group = number / cells / column_tiles;
-  const int taps_h = problem.kernel_size[1] * 2, taps = problem.kernel_size[0] * taps_h;
+  const int kernel_w = problem.kernel_size[2], taps_h = problem.kernel_size[1] * kernel_w,
+            taps = problem.kernel_size[0] * taps_h;
   const int channels = problem.in_channels / problem.groups;
   const int column = tile * tile_columns + i, tap = column % taps;
   scalar_t values[VECTOR];
-  load_weight_cell(values, weight, group * channels + ci, column / taps, tap / taps_h, tap % taps_h / 2, tap % 2,
+  load_weight_cell(values, weight, group * channels + ci, column / taps, tap / taps_h, tap % taps_h / kernel_w, tap % kernel_w,
                    column < columns ? channels - ci : 0);
   pack_cell(values, packed_weight, number, tile_columns, i);
 }
 
 // ---- the product ----
 
-// Two neighbouring columns, the taps of a row: how many bytes behind a voxel's output the first one lies.
+// Two neighbouring columns, taps of a row: how many bytes behind a voxel's output the first one lies.
 struct alignas(16) Pair {
   index_t output;
   float start;
@@ -244,7 +250,8 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   const int block = static_cast<int>(blockIdx.x), group = block / column_tiles % problem.groups;
   const int tile_width = SPECIALIZED(WGMMA_TILES * 8, tile_columns), first_column = block % column_tiles * tile_width;
   const int out_channels = problem.out_channels / problem.groups, in_channels = problem.in_channels / problem.groups;
-  const int kernel_d = problem.kernel_size[0], kernel_h = problem.kernel_size[1], taps = kernel_d * kernel_h * 2;
+  const int kernel_d = problem.kernel_size[0], kernel_h = problem.kernel_size[1];
+  const int kernel_w = SPECIALIZED(KERNEL_W, problem.kernel_size[2]), taps = kernel_d * kernel_h * kernel_w;
 
   extern __shared__ __align__(128) unsigned char shared[];
   Ring ring{shared + PARTS * 128 * chunks * tile_width + warp * STAGES * STAGE_BYTES};
@@ -256,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
 
   Copier copier{input, made_of(input, problem.input_size, VECTOR), in_channels, lane};
   // A lane's pieces are whole pieces of a row of the output.
-  const bool runs = output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
+  const bool runs = kernel_w == 2 && output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
 
   const bool in_pairs =
@@ -264,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
 
   const auto place = [&](int tile, int voxel) {
     return place_of(problem, (tile * 4 + warp % 4) * COUNT + voxel, voxels, input, output, group * in_channels,
-                    group * out_channels, kernel_d, kernel_h, 2);
+                    group * out_channels, kernel_d, kernel_h, kernel_w);
   };
   const int step = streams * WARPGROUPS;
   // Where the last tiles are too few for all warpgroups, each block has as many of them as the others.
@@ -283,11 +290,13 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   int tile = copied_tile;
   for (int s = 0; s + 1 < STAGES; ++s) copy_half(ring.first + s * STAGE_BYTES, s % 2);
   for (int pair = thread; pair < tile_width / 2; pair += 128 * WARPGROUPS) {
-    const int column = first_column + pair * 2, co = column / taps, row = column % taps / 2;
+    const int column = first_column + pair * 2, co = column / taps, tap = column % taps, row = tap / kernel_w;
     Pair entry{0, 0.0f, 0};
     if (column < columns) {
       entry.live = 1;
-      entry.output = (co * output.stride[1] + row / kernel_h * output.stride[2] + row % kernel_h * output.stride[3]) * SIZE;
+      entry.output = (co * output.stride[1] + row / kernel_h * output.stride[2] + row % kernel_h * output.stride[3] +
+                      tap % kernel_w * output.stride[4]) *
+                     SIZE;
       entry.start = epilogue.start(group * out_channels + co);
     }
     pairs[pair] = entry;
@@ -304,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   for (; tile < block_tiles; tile += step) {
     multiply_tile(sums, weights, ring, load, copy_half);
     const index_t own = place(tile, lane % COUNT).output;
-    if (SPECIALIZED(ROWS_APART, problem.input_size[2] % RUN != 0) != 0 && in_pairs) {
+    if (SPECIALIZED(ROWS_APART, kernel_w == 2 && problem.input_size[2] % RUN != 0) != 0 && in_pairs) {
       constexpr int PASSED = COUNT * 2 + 32 / SIZE;  // outputs of a row, and 32 bytes that keep rows off each other's banks
       scalar_t* const passed =
           reinterpret_cast<scalar_t*>(shared + pairs_at + (tile_width + chunks + 1) / 2 * 16) + warp * 4 * PASSED;
@@ -338,7 +347,8 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       const index_t target = __shfl_sync(0xffffffffu, own, q / RUN * 8 * RUN + lane / 4 * RUN + q % RUN);
       to[q] = target < 0 ? nullptr : output.data + target;
     }
-    const auto store = [&](auto whole, auto biased) {
+    // As runs of a lane's voxels, or each voxel for itself.
+    const auto store = [&](auto in_runs, auto biased) {
 #pragma unroll
       for (int j = 0; j < SUMS / 4 && j < tile_width / 8; ++j) {
         const Pair pair = pairs[j * 4 + lane % 4];
@@ -350,14 +360,20 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
             const float sum = sums[(u * RUN + e / 2) / 2][j * 4 + (u * RUN + e / 2) % 2 * 2 + e % 2];
             run.element[e] = decltype(biased)::value ? epilogue.finish(sum, pair.start) : epilogue.finish(sum);
           }
-          if constexpr (decltype(whole)::value) {
+          if constexpr (decltype(in_runs)::value) {
             scalar_t* const y = advanced(to[u * RUN], pair.output);
             if (to[u * RUN] != nullptr && pair.live != 0) *reinterpret_cast<Run<2 * RUN>*>(y) = run;
           } else {
 #pragma unroll
-            for (int e = 0; e < 2 * RUN; ++e) {
-              scalar_t* const y = to[u * RUN + e / 2];
-              if (y != nullptr && pair.live != 0) advanced(y, pair.output)[e % 2 * output.stride[4]] = run.element[e];
+            for (int v = 0; v < RUN; ++v) {
+              scalar_t* const y = advanced(to[u * RUN + v], pair.output);
+              if (to[u * RUN + v] == nullptr || pair.live == 0) continue;
+              if (in_pairs) {
+                *reinterpret_cast<Run<2>*>(y) = {run.element[2 * v], run.element[2 * v + 1]};
+              } else {
+                y[0] = run.element[2 * v];
+                y[output.stride[4]] = run.element[2 * v + 1];
+              }
             }
           }
         }
