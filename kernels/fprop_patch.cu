@@ -6,6 +6,8 @@ KERNEL_D = "kernel_d"
 KERNEL_H = "kernel_h"
 KERNEL_W = "kernel_w"
 ROWS_APART = "1 if kernel_w == 2 and input_w % 4 != 0 else 0"
+TILE_COLUMNS = "tile_columns"
+HALF_STAGE = "half_stage"
 [constants]
 voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
@@ -14,7 +16,11 @@ medium_blocks = "ceil_div(voxels, 64) * ceil_div(columns, 64) * groups"
 fitting = "1 if large_blocks >= LARGE_BLOCKS * multiprocessors else 2 if medium_blocks >= MEDIUM_BLOCKS * multiprocessors else 3"
 tile = "TILE if TILE else fitting"
 edge = "128 if tile == 1 else 64 if tile == 2 else 32"
-column_tiles = "ceil_div(columns, edge)"
+# The large tile has as many columns as divide them evenly.
+tile_columns = "max(64, 16 * ceil_div(ceil_div(columns, ceil_div(columns, 128)), 16)) if tile == 1 else edge"
+column_tiles = "ceil_div(columns, tile_columns)"
+# Whether a tile's last stage has channels in its first half alone, which is worth a branch where stages are few.
+half_stage = "1 if tile == 1 and 0 < in_channels_per_group % 16 <= 8 and in_channels_per_group < 128 else 0"
 voxel_tiles = "ceil_div(voxels, edge)"
 block_tiles = "max(1, min(BLOCK_TILES, large_blocks // (8 * multiprocessors))) if tile == 1 else 1"
 blocks = "ceil_div(voxel_tiles, block_tiles) * groups * column_tiles"
@@ -28,14 +34,14 @@ BLOCK_TILES = [1, 2, 4]
 STAGES = [3, 4]
 [cost]
 steps = "block_tiles * in_channels_per_group"
-products = "edge * edge"
-bytes = "2 * edge * itemsize"
+products = "edge * tile_columns"
+bytes = "(edge + tile_columns) * itemsize"
 [[launch]]
-symbol = "convt3d_fprop_patch_128x128"
+symbol = "convt3d_fprop_patch_128"
 when = "tile == 1"
 grid = "blocks"
-block = 256
-shared_bytes = 32768
+block = "2 * tile_columns"
+shared_bytes = "128 * (128 + tile_columns)"
 [[launch]]
 symbol = "convt3d_fprop_patch_64x64"
 when = "tile == 2"
@@ -57,10 +63,10 @@ shared_bytes = "STAGES * 32768"
 // with a row for each voxel (n, i), a column for each (co, t), and depth ci. Both operands already lie as the product wants them, rows
 // or columns contiguous for each ci, so nothing is packed. A block stages some input channels of a tile of both by cp.async, in a ring
 // of buffers, while it multiplies those before. A thread owns one or two times 4 neighbouring voxels x 8 neighbouring columns.
-//   128 x 128: a block owns a few tiles; the next tile's first channels are on their way while one tile is stored.
+//   128 x 64 to 128: a block owns a few tiles; the next tile's first channels are on their way while one tile is stored.
 //   64 x 64, 32 x 32: where there would be few blocks. The threads form PARTS, each with the whole tile and its share of the channels of
 //   a stage. The parts' sums pass through shared memory, where each thread adds those of 2 voxels x 2 columns in order.
-// Where the stride along w is 2, 2 voxels and 2 taps are 4 neighbouring outputs, written in a 16-byte store. Where rows of voxels do not
+// Where the stride along w is 2, 2 voxels and 2 taps are 4 neighbouring outputs, written in a 16-byte store, and where it is 4 its taps. Where rows of voxels do not
 // end on fours, a thread's voxels may be of two rows, and a row begin amid 16 bytes: pairs are stored then, two at once where they lie on 16 bytes.
 #include "convt3d.cuh"
 #include "convt3d/copy_async.cuh"
@@ -70,7 +76,7 @@ shared_bytes = "STAGES * 32768"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
 
-// 1, 2, 3: 128 x 128, 64 x 64, 32 x 32; 0: the largest of which each multiprocessor gets LARGE_BLOCKS or MEDIUM_BLOCKS, else the last.
+// 1, 2, 3: 128 x 64 to 128, 64 x 64, 32 x 32; 0: the largest of which each multiprocessor gets LARGE_BLOCKS or MEDIUM_BLOCKS, else the last.
 #ifndef TILE
 #define TILE 0
 #endif
@@ -102,6 +108,12 @@ shared_bytes = "STAGES * 32768"
 #endif
 #ifndef ROWS_APART
 #define ROWS_APART 0
+#endif
+#ifndef TILE_COLUMNS
+#define TILE_COLUMNS 128
+#endif
+#ifndef HALF_STAGE
+#define HALF_STAGE 0
 #endif
 
 static_assert(STAGES >= 2, "one stage is filled while another is read; the sums of the parts take the room of two");
@@ -152,27 +164,37 @@ __device__ inline bool in_vectors(const View<T>& tensor) {
   return whole;
 }
 
-// Copy a thread's share of DEPTH rows of EDGE elements, one unit of every APART rows from its first, of which the next `left` are inside.
-template <int THREADS, class Unit, int DEPTH, int EDGE>
-__device__ __forceinline__ void stage_units(accum_t (&target)[DEPTH][EDGE], const scalar_t* from, index_t next_channel,
-                                            int left) {
-  constexpr int WIDTH = sizeof(Unit) / sizeof(accum_t), APART = THREADS * WIDTH / EDGE;
-  Unit* to = reinterpret_cast<Unit*>(&target) + threadIdx.x;
-#pragma unroll(WIDTH == 4 || EDGE < 128 ? DEPTH / APART : 1)
-  for (int k = 0; k < DEPTH; k += APART, from += APART * next_channel, to += THREADS) {
-    copy_async(to, reinterpret_cast<const Unit*>(from), k < left);
-  }
-}
+// A thread's part in the copies of one operand's stages of DEPTH rows of `edge` elements: a unit, 4 neighbours or one, of every so many
+// rows. Threads that are too few for a whole row have none.
+template <int DEPTH>
+struct Share {
+  int edge, threads;
+  bool vectors;
 
-template <int THREADS, int DEPTH, int EDGE>
-__device__ __forceinline__ void stage(accum_t (&target)[DEPTH][EDGE], const scalar_t* from, index_t next_channel, int left,
-                                      bool vectors) {
-  if (vectors) {
-    stage_units<THREADS, Vector>(target, from, next_channel, left);
-  } else {
-    stage_units<THREADS, accum_t>(target, from, next_channel, left);
+  __device__ __forceinline__ int units() const { return vectors ? edge / 4 : edge; }  // of a row
+  __device__ __forceinline__ int first_row() const { return static_cast<int>(threadIdx.x) / units(); }
+  __device__ __forceinline__ int first() const { return static_cast<int>(threadIdx.x) % units() * (vectors ? 4 : 1); }
+
+  template <class Unit>
+  __device__ __forceinline__ void copy_units(accum_t* target, const scalar_t* from, index_t next_channel, int left) const {
+    constexpr int WIDTH = sizeof(Unit) / sizeof(accum_t);
+    const int units = edge / WIDTH, apart = threads / units, thread = computed_anew(static_cast<int>(threadIdx.x));
+    if (threads % units != 0 && thread >= apart * units) return;
+    Unit* to = reinterpret_cast<Unit*>(target) + thread;
+    const int own = thread / units;
+#pragma unroll(WIDTH == 4 ? DEPTH : 1)
+    for (int k = 0; k < DEPTH; k += apart, from += apart * next_channel, to += apart * units) {
+      if (DEPTH % apart == 0 || k + own < DEPTH) copy_async(to, reinterpret_cast<const Unit*>(from), k + own < left);
+    }
   }
-}
+  __device__ __forceinline__ void copy(accum_t* target, const scalar_t* from, index_t next_channel, int left) const {
+    if (vectors) {
+      copy_units<Vector>(target, from, next_channel, left);
+    } else {
+      copy_units<accum_t>(target, from, next_channel, left);
+    }
+  }
+};
 
 // Whether rows of voxels do not end on fours, so that a thread's voxels may be of two rows.
 __device__ inline bool rows_apart(const Problem& problem) {
@@ -200,6 +222,7 @@ __device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], 
       (RUN < 4 || !rows_apart(problem)) && in_vectors(output) && problem.input_size[2] % RUN == 0 && taps.w == 2;
   const bool in_pairs = rows_apart(problem) && output.stride[4] == 1 &&
                         aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2);
+  const bool fours = taps.w % 4 == 0 && in_vectors(output);  // taps of a voxel
   if (epilogue.changes_sums()) {
     Column at = taps.column_at(first_column);
 #pragma unroll
@@ -241,6 +264,16 @@ __device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], 
         const Voxel v = voxel_of_row(problem, from + e);
         scalar_t* corner = output.at(v.n, group * out_channels, v.d * taps.d, v.h * taps.h, v.w * taps.w);
         Column to = at;
+        if (COLUMNS % 4 == 0 && fours) {
+#pragma unroll
+          for (int c = 0; c < COLUMNS; c += 4, taps.step(to, 4)) {
+            const auto& s = sums[run][e];
+            if (to.co >= out_channels) continue;
+            *reinterpret_cast<Vector*>(corner + to.co * output.stride[1] + to.d * output.stride[2] + to.h * output.stride[3] +
+                                       to.w) = {s[c], s[c + 1], s[c + 2], s[c + 3]};
+          }
+          continue;
+        }
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c, taps.step(to, 1)) {
           if (to.co < out_channels) {
@@ -253,20 +286,20 @@ __device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], 
   }
 }
 
-// A block's tiles of EDGE voxels x EDGE columns. A thread has RUNS x 4 voxels x 8 columns of them, for its part of the channels.
+// A block's tiles of EDGE voxels x `edge_columns`. A thread has RUNS x 4 voxels x 8 columns of them, for its part of the channels.
 template <int EDGE, int RUNS, int PARTS, int RING>
 __device__ __forceinline__ void multiply_tiles(const Problem& problem, const View<const scalar_t>& input,
                                                const View<const scalar_t>& weight, const Epilogue& epilogue,
-                                               const View<scalar_t>& output, int voxels, int columns, int column_tiles,
-                                               int voxel_tiles, int block_tiles) {
-  constexpr int PART_DEPTH = 16, DEPTH = PART_DEPTH * PARTS;
-  constexpr int RUN_THREADS = EDGE / RUNS / 4, PART_THREADS = RUN_THREADS * EDGE / 8, THREADS = PART_THREADS * PARTS;
+                                               const View<scalar_t>& output, int voxels, int columns, int edge_columns,
+                                               int column_tiles, int voxel_tiles, int block_tiles, int half_stage) {
+  constexpr int PART_DEPTH = 16, DEPTH = PART_DEPTH * PARTS, RUN_THREADS = EDGE / RUNS / 4;
+  const int part_threads = RUN_THREADS * edge_columns / 8, threads = part_threads * PARTS;
   extern __shared__ uint4 shared[];
   const auto inputs = reinterpret_cast<accum_t(*)[DEPTH][EDGE]>(shared);  // [RING]
-  const auto weights = inputs + RING;                                     // [RING]
+  accum_t* const weights = reinterpret_cast<accum_t*>(inputs + RING);     // [RING][DEPTH][column]
 
   // blockIdx.x = (run of voxel tiles * groups + group) * column_tiles + column tile
-  const int thread = static_cast<int>(threadIdx.x), first_column = static_cast<int>(blockIdx.x % column_tiles) * EDGE;
+  const int thread = static_cast<int>(threadIdx.x), first_column = static_cast<int>(blockIdx.x % column_tiles) * edge_columns;
   const int group = static_cast<int>(blockIdx.x / column_tiles % problem.groups);
   const int first_tile = static_cast<int>(blockIdx.x / column_tiles / problem.groups) * block_tiles;
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
@@ -278,23 +311,21 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
   const bool weight_vectors = reinterpret_cast<index_t>(weight.data) % 16 == 0 && columns % 4 == 0 &&
                               weight.stride[0] % 4 == 0 && weight.stride[1] == taps.d * taps.h * taps.w &&
                               weight.stride[2] == taps.h * taps.w && weight.stride[3] == taps.w && weight.stride[4] == 1;
-  // This thread's share of each copy: a column and a voxel, or 4, of every so many channels. Past the last one it copies the first, whose
-  // sums are not stored.
-  const int weight_threads = weight_vectors ? EDGE / 4 : EDGE, input_threads = input_vectors ? EDGE / 4 : EDGE;
-  const int column = first_column + thread % weight_threads * (EDGE / weight_threads);
-  int row = first_tile * EDGE + thread % input_threads * (EDGE / input_threads);  // staged next
-  const int weight_channel = thread / weight_threads, input_channel = thread / input_threads;
+  // Past the last column or voxel a thread copies the first, whose sums are not stored.
+  const Share<DEPTH> weight_share{edge_columns, threads, weight_vectors}, input_share{EDGE, threads, input_vectors};
+  const int column = first_column + weight_share.first();
+  int row = first_tile * EDGE + input_share.first();  // staged next
   const Column t = taps.column_at(column < columns ? column : 0);
-  const scalar_t* weight_from = weight.at(group * channels + weight_channel, t.co, t.d, t.h, t.w);
+  const scalar_t* weight_from = weight.at(group * channels + weight_share.first_row(), t.co, t.d, t.h, t.w);
   const auto first_input = [&]() -> const scalar_t* {
     const Voxel i = voxel_of_row(problem, row < voxels ? row : 0);
-    return input.at(i.n, group * channels + input_channel, i.d, i.h, i.w);
+    return input.at(i.n, group * channels + input_share.first_row(), i.d, i.h, i.w);
   };
   const scalar_t* input_from = PARTS == 1 ? input.data : first_input();
 
   // Neighbouring lanes have neighbouring quads of voxels, and again half a tile further on where RUNS is 2.
-  const int quad = thread % RUN_THREADS * 4, thread_column = thread % PART_THREADS / RUN_THREADS * 8;
-  const int part_depth = thread / PART_THREADS * PART_DEPTH;
+  const int quad = thread % RUN_THREADS * 4, thread_column = thread % part_threads / RUN_THREADS * 8;
+  const int part_depth = thread / part_threads * PART_DEPTH;
   accum_t sums[RUNS][4][8] = {};
 
   // Stages follow one another from tile to tile: `ahead` counts the channels of the tile being staged, `done` of that being multiplied.
@@ -306,8 +337,8 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
     __syncthreads();  // the stage to be multiplied has landed, and the one before it has been read
     if (step < tiles * stages) {
       if (PARTS == 1 && ahead == 0) input_from = first_input();  // a smaller tile is the block's only one
-      stage<THREADS>(inputs[buffer], input_from, input.stride[1], channels - ahead - input_channel, input_vectors);
-      stage<THREADS>(weights[buffer], weight_from, weight.stride[0], channels - ahead - weight_channel, weight_vectors);
+      input_share.copy(inputs[buffer][0], input_from, input.stride[1], channels - ahead);
+      weight_share.copy(weights + buffer * (DEPTH * edge_columns), weight_from, weight.stride[0], channels - ahead);
       input_from += DEPTH * input.stride[1];
       weight_from += DEPTH * weight.stride[0];
       ahead += DEPTH;
@@ -322,10 +353,12 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
     if (step < RING - 1) continue;
 #pragma unroll
     for (int k = 0; k < PART_DEPTH; ++k) {
+      if (PARTS == 1 && SPECIALIZED(HALF_STAGE, half_stage) != 0 && k == PART_DEPTH / 2 && done + k >= channels) break;
       accum_t x[RUNS][4], w[8];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Vector loaded = *reinterpret_cast<const Vector*>(&weights[buffer][part_depth + k][thread_column + half * 4]);
+        const Vector loaded = *reinterpret_cast<const Vector*>(weights + (buffer * DEPTH + part_depth + k) * edge_columns +
+                                                               thread_column + half * 4);
 #pragma unroll
         for (int e = 0; e < 4; ++e) w[half * 4 + e] = loaded.element[e];
       }
@@ -362,12 +395,12 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
 #pragma unroll
       for (int run = 0; run < RUNS; ++run) {
         const auto& s = sums[run];
-        *reinterpret_cast<Vector*>(&part_sums[thread / PART_THREADS][thread_column + c][run * (EDGE / RUNS) + quad]) = {
+        *reinterpret_cast<Vector*>(&part_sums[thread / part_threads][thread_column + c][run * (EDGE / RUNS) + quad]) = {
             s[0][c], s[1][c], s[2][c], s[3][c]};
       }
     }
     __syncthreads();
-    constexpr int COLUMNS = EDGE * EDGE / 2 / THREADS;
+    constexpr int COLUMNS = EDGE * EDGE / 2 / (RUN_THREADS * EDGE / 8 * PARTS);
     const int again = computed_anew(thread), voxel = again % (EDGE / 2) * 2, stored_column = again / (EDGE / 2) * COLUMNS;
     accum_t total[1][2][COLUMNS] = {};
 #pragma unroll
@@ -384,24 +417,26 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-    convt3d_fprop_patch_128x128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
-                                const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
-                                const int columns, const int column_tiles, const int voxel_tiles, const int block_tiles) {
-  multiply_tiles<128, 2, 1, 2>(problem, input, weight, {bias}, output, voxels, columns, column_tiles, voxel_tiles, block_tiles);
+    convt3d_fprop_patch_128(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                            const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels, const int columns,
+                            const int tile_columns, const int column_tiles, const int voxel_tiles, const int block_tiles,
+                            const int half_stage) {
+  multiply_tiles<128, 2, 1, 2>(problem, input, weight, {bias}, output, voxels, columns, SPECIALIZED(TILE_COLUMNS, tile_columns),
+                               column_tiles, voxel_tiles, block_tiles, half_stage);
 }
 
 extern "C" __global__ void __launch_bounds__(64 * MEDIUM_PARTS, 8 / MEDIUM_PARTS)
     convt3d_fprop_patch_64x64(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                               const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                               const int columns, const int column_tiles, const int voxel_tiles, const int block_tiles) {
-  multiply_tiles<64, 2, MEDIUM_PARTS, STAGES>(problem, input, weight, {bias}, output, voxels, columns, column_tiles,
-                                              voxel_tiles, block_tiles);
+  multiply_tiles<64, 2, MEDIUM_PARTS, STAGES>(problem, input, weight, {bias}, output, voxels, columns, 64, column_tiles,
+                                              voxel_tiles, block_tiles, 0);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
     convt3d_fprop_patch_32x32(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                               const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxels,
                               const int columns, const int column_tiles, const int voxel_tiles, const int block_tiles) {
-  multiply_tiles<32, 1, 8, STAGES>(problem, input, weight, {bias}, output, voxels, columns, column_tiles, voxel_tiles,
-                                   block_tiles);
+  multiply_tiles<32, 1, 8, STAGES>(problem, input, weight, {bias}, output, voxels, columns, 32, column_tiles, voxel_tiles,
+                                   block_tiles, 0);
 }

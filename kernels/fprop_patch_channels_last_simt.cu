@@ -5,6 +5,8 @@ dtypes = ["fp32"]
 KERNEL_D = "kernel_d"
 KERNEL_H = "kernel_h"
 KERNEL_W = "kernel_w"
+COLUMN_WARPS = "column_warps"
+HALF_STAGE = "half_stage"
 [constants]
 voxels = "batch * input_voxels"
 # A column is a channel of a tap; those of a tap are a multiple of four.
@@ -16,10 +18,14 @@ fitting = "1 if large_blocks >= LARGE_BLOCKS * multiprocessors else 2 if medium_
 tile = "TILE if TILE else fitting"
 edge = "128 if tile == 1 else 64 if tile == 2 else 32"
 parts = "1 if tile == 1 else 2 if tile == 2 else 8"
-threads = "128 if tile == 2 else 256"
 ring = "2 if tile == 1 else STAGES"
-column_tiles = "ceil_div(columns, edge)"
-stage_bytes = "4 * edge * (16 * parts + 4) + 64 * edge * parts"
+# A warp has 32 columns; the large tile has as many warps side by side as divide the columns evenly.
+column_warps = "ceil_div(ceil_div(columns, ceil_div(columns, 128)), 32) if tile == 1 else edge // 32"
+column_tiles = "ceil_div(columns, 32 * column_warps)"
+threads = "64 * column_warps if tile == 1 else 128 if tile == 2 else 256"
+# Whether a tile's last stage has channels in its first half alone, which is worth a branch where stages are few.
+half_stage = "1 if tile == 1 and 0 < in_channels_per_group % 16 <= 8 and in_channels_per_group < 128 else 0"
+stage_bytes = "4 * edge * (16 * parts + 4) + 2048 * column_warps * parts"
 [restrictions]
 "kernel_size == stride and padding == (0, 0, 0) and output_padding == (0, 0, 0)" = "it is for kernel = stride with no padding, where each input owns a block of the output"
 "all((dilation_d == 1 or kernel_d == 1, dilation_h == 1 or kernel_h == 1, dilation_w == 1 or kernel_w == 1))" = "dilation must be 1, else taps do not fill the block"
@@ -29,8 +35,8 @@ TILE = [1, 2, 3]
 STAGES = [3, 4]
 [cost]
 steps = "in_channels_per_group"
-products = "edge * edge"
-bytes = "2 * edge * itemsize"
+products = "edge * 32 * column_warps"
+bytes = "(edge + 32 * column_warps) * itemsize"
 [workspace]
 packed_weight = "groups * in_channels_per_group * columns"
 [[launch]]
@@ -39,7 +45,7 @@ packs = "packed_weight"
 grid = "groups * in_channels_per_group"
 block = 256
 [[launch]]
-symbol = "convt3d_fprop_patch_rows_128x128"
+symbol = "convt3d_fprop_patch_rows_128"
 when = "tile == 1"
 grid = "ceil_div(voxels, edge) * groups * column_tiles"
 block = "threads"
@@ -78,7 +84,7 @@ shared_bytes = "16 * edge + ring * stage_bytes"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
 
-// 1, 2, 3: 128 x 128, 64 x 64, 32 x 32; 0: the largest of which each multiprocessor gets LARGE_BLOCKS or MEDIUM_BLOCKS, else the last.
+// 1, 2, 3: 128 x 32 to 128, 64 x 64, 32 x 32; 0: the largest of which each multiprocessor gets LARGE_BLOCKS or MEDIUM_BLOCKS, else the last.
 #ifndef TILE
 #define TILE 0
 #endif
@@ -102,6 +108,12 @@ shared_bytes = "16 * edge + ring * stage_bytes"
 #ifndef KERNEL_W
 #define KERNEL_W 2
 #endif
+#ifndef COLUMN_WARPS
+#define COLUMN_WARPS 4
+#endif
+#ifndef HALF_STAGE
+#define HALF_STAGE 0
+#endif
 
 static_assert(STAGES >= 3, "the sums of the parts take the room of two stages");
 
@@ -119,29 +131,29 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// A tile of 8 * VOXELS * WARPS_V voxels x 32 * WARPS_C columns: WARPS_V x WARPS_C warps for each part, each with 8 lanes of VOXELS and 4 of 8 columns.
-template <int VOXELS, int WARPS_V, int WARPS_C, int PARTS, int RING>
+// A tile of 8 * VOXELS * WARPS_V voxels x 32 * column_warps columns: WARPS_V x column_warps warps for each part, each with 8 lanes of VOXELS
+// and 4 of 8 columns.
+template <int VOXELS, int WARPS_V, int PARTS, int RING>
 __device__ __forceinline__ void multiply_tile(const Problem& problem, const View<const scalar_t>& input,
                                               const accum_t* __restrict__ packed_weight, const Epilogue& epilogue,
                                               const View<scalar_t>& output, int voxels, int tap_columns, int columns,
-                                              int column_tiles) {
-  constexpr int ROWS = 8 * VOXELS * WARPS_V, COLUMNS = 32 * WARPS_C, PART_DEPTH = 16, DEPTH = PART_DEPTH * PARTS,
-                PITCH = DEPTH + 4;
-  constexpr int THREADS = 32 * WARPS_V * WARPS_C * PARTS;
-  constexpr int STAGE = ROWS * PITCH + DEPTH * COLUMNS;
+                                              int column_tiles, int column_warps, int half_stage) {
+  constexpr int ROWS = 8 * VOXELS * WARPS_V, PART_DEPTH = 16, DEPTH = PART_DEPTH * PARTS, PITCH = DEPTH + 4;
+  const int warps = WARPS_V * column_warps, threads = 32 * warps * PARTS;
+  const int tile_width = 32 * column_warps, stage_elements = ROWS * PITCH + DEPTH * tile_width;
   extern __shared__ uint4 shared[];
   Place* const places = reinterpret_cast<Place*>(shared);             // of the tile's voxels
   accum_t* const stages = reinterpret_cast<accum_t*>(places + ROWS);  // [RING] of [voxel][channel], [channel][column]
 
   // blockIdx.x = (voxel tile * groups + group) * column_tiles + column tile
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32 % (WARPS_V * WARPS_C);
-  const int first_column = static_cast<int>(blockIdx.x % column_tiles) * COLUMNS;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32 % warps;
+  const int first_column = static_cast<int>(blockIdx.x % column_tiles) * tile_width;
   const int group = static_cast<int>(blockIdx.x / column_tiles % problem.groups);
   const int first_voxel = static_cast<int>(blockIdx.x / column_tiles / problem.groups) * ROWS;
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
   const int kernel_d = SPECIALIZED(KERNEL_D, problem.kernel_size[0]), kernel_h = SPECIALIZED(KERNEL_H, problem.kernel_size[1]),
             kernel_w = SPECIALIZED(KERNEL_W, problem.kernel_size[2]);
-  for (int row = thread; row < ROWS; row += THREADS) {
+  for (int row = thread; row < ROWS; row += threads) {
     places[row] = place_of(problem, first_voxel + row, voxels, input, output, group * channels, group * out_channels, kernel_d,
                            kernel_h, kernel_w);
   }
@@ -154,11 +166,11 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
   const accum_t* const weights = packed_weight + static_cast<index_t>(group) * channels * columns + first_column;
   // What lies past the last voxel, channel or column is zeros.
   const auto stage = [&](int slot, int first_channel) {
-    accum_t* const rows = stages + slot * STAGE;
+    accum_t* const rows = stages + slot * stage_elements;
     const int first = computed_anew(thread);
     if (input_vectors) {
 #pragma unroll
-      for (int unit = first; unit < ROWS * DEPTH / 4; unit += THREADS) {
+      for (int unit = first; unit < ROWS * DEPTH / 4; unit += threads) {
         const int row = unit / (DEPTH / 4), k = unit % (DEPTH / 4) * 4;
         const index_t place = places[row].input;
         const bool live = place >= 0 && first_channel + k < channels;
@@ -167,7 +179,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
       }
     } else {
 #pragma unroll 4
-      for (int unit = first; unit < ROWS * DEPTH; unit += THREADS) {
+      for (int unit = first; unit < ROWS * DEPTH; unit += threads) {
         const int row = unit / DEPTH, k = unit % DEPTH;
         const index_t place = places[row].input;
         const bool live = place >= 0 && first_channel + k < channels;
@@ -175,10 +187,10 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
       }
     }
 #pragma unroll
-    for (int unit = first; unit < DEPTH * COLUMNS / 4; unit += THREADS) {
-      const int k = unit / (COLUMNS / 4), column = unit % (COLUMNS / 4) * 4;
+    for (int unit = first; unit < DEPTH * tile_width / 4; unit += threads) {
+      const int k = unit / (tile_width / 4), column = unit % (tile_width / 4) * 4;
       const bool live = first_channel + k < channels && first_column + column < columns;
-      copy_async(reinterpret_cast<Run<4>*>(rows + ROWS * PITCH + k * COLUMNS + column),
+      copy_async(reinterpret_cast<Run<4>*>(rows + ROWS * PITCH + k * tile_width + column),
                  reinterpret_cast<const Run<4>*>(live ? weights + static_cast<index_t>(first_channel + k) * columns + column
                                                       : packed_weight),
                  live);
@@ -186,7 +198,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
   };
 
   const int own_row = warp % WARPS_V * (8 * VOXELS) + lane / 4, own_column = warp / WARPS_V * 32 + lane % 4 * 4;
-  const int own_depth = thread / (THREADS / PARTS) * PART_DEPTH;
+  const int own_depth = thread / (threads / PARTS) * PART_DEPTH;
   accum_t sums[VOXELS][8] = {};
   const int steps = (channels + DEPTH - 1) / DEPTH;
 #pragma unroll
@@ -200,11 +212,12 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
     __syncthreads();  // the stage to be multiplied has landed, and the one before it has been read
     if (step + RING - 1 < steps) stage(slot == 0 ? RING - 1 : slot - 1, (step + RING - 1) * DEPTH);
     cp_async_commit();
-    const accum_t* const rows = stages + slot * STAGE + own_row * PITCH + own_depth;
-    const accum_t* const by_channel = stages + slot * STAGE + ROWS * PITCH + own_depth * COLUMNS + own_column;
+    const accum_t* const rows = stages + slot * stage_elements + own_row * PITCH + own_depth;
+    const accum_t* const by_channel = stages + slot * stage_elements + ROWS * PITCH + own_depth * tile_width + own_column;
     slot = slot + 1 == RING ? 0 : slot + 1;
 #pragma unroll
     for (int k = 0; k < PART_DEPTH; k += 4) {
+      if (PARTS == 1 && SPECIALIZED(HALF_STAGE, half_stage) != 0 && k == PART_DEPTH / 2 && step * DEPTH + k >= channels) break;
 #pragma unroll
       for (int h = 0; h < VOXELS; h += 4) {
         Run<4> x[4];
@@ -212,8 +225,8 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
         for (int v = 0; v < 4; ++v) x[v] = *reinterpret_cast<const Run<4>*>(rows + (h + v) * 8 * PITCH + k);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const Run<4> w[2] = {*reinterpret_cast<const Run<4>*>(by_channel + (k + e) * COLUMNS),
-                               *reinterpret_cast<const Run<4>*>(by_channel + (k + e) * COLUMNS + 16)};
+          const Run<4> w[2] = {*reinterpret_cast<const Run<4>*>(by_channel + (k + e) * tile_width),
+                               *reinterpret_cast<const Run<4>*>(by_channel + (k + e) * tile_width + 16)};
 #pragma unroll
           for (int c = 0; c < 8; ++c) {
 #pragma unroll
@@ -262,18 +275,18 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int v = 0; v < VOXELS; ++v) {
-        const int row = thread / (THREADS / PARTS) * ROWS + own_row + v * 8;
-        *reinterpret_cast<Run<4>*>(part_sums + row * COLUMNS + own_column + half * 16) = {
+        const int row = thread / (threads / PARTS) * ROWS + own_row + v * 8;
+        *reinterpret_cast<Run<4>*>(part_sums + row * tile_width + own_column + half * 16) = {
             sums[v][half * 4], sums[v][half * 4 + 1], sums[v][half * 4 + 2], sums[v][half * 4 + 3]};
       }
     }
     __syncthreads();
-    for (int unit = thread; unit < ROWS * COLUMNS / 4; unit += THREADS) {
-      const int row = unit / (COLUMNS / 4), column = unit % (COLUMNS / 4) * 4;
+    for (int unit = thread; unit < ROWS * tile_width / 4; unit += threads) {
+      const int row = unit / (tile_width / 4), column = unit % (tile_width / 4) * 4;
       accum_t total[4] = {};
 #pragma unroll
       for (int part = 0; part < PARTS; ++part) {
-        const Run<4> four = *reinterpret_cast<const Run<4>*>(part_sums + (part * ROWS + row) * COLUMNS + column);
+        const Run<4> four = *reinterpret_cast<const Run<4>*>(part_sums + (part * ROWS + row) * tile_width + column);
 #pragma unroll
         for (int c = 0; c < 4; ++c) total[c] += four.element[c];
       }
@@ -283,11 +296,12 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-    convt3d_fprop_patch_rows_128x128(const Problem problem, const View<const scalar_t> input,
-                                     const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                     const View<scalar_t> output, const int voxels, const int tap_columns, const int columns,
-                                     const int column_tiles) {
-  multiply_tile<8, 2, 4, 1, 2>(problem, input, packed_weight, {bias}, output, voxels, tap_columns, columns, column_tiles);
+    convt3d_fprop_patch_rows_128(const Problem problem, const View<const scalar_t> input,
+                                 const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
+                                 const View<scalar_t> output, const int voxels, const int tap_columns, const int columns,
+                                 const int column_tiles, const int column_warps, const int half_stage) {
+  multiply_tile<8, 2, 1, 2>(problem, input, packed_weight, {bias}, output, voxels, tap_columns, columns, column_tiles,
+                            SPECIALIZED(COLUMN_WARPS, column_warps), half_stage);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
@@ -295,7 +309,8 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                                    const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                    const View<scalar_t> output, const int voxels, const int tap_columns, const int columns,
                                    const int column_tiles) {
-  multiply_tile<8, 1, 2, 2, STAGES>(problem, input, packed_weight, {bias}, output, voxels, tap_columns, columns, column_tiles);
+  multiply_tile<8, 1, 2, STAGES>(problem, input, packed_weight, {bias}, output, voxels, tap_columns, columns, column_tiles, 2,
+                                 0);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
@@ -303,5 +318,6 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                                    const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                                    const View<scalar_t> output, const int voxels, const int tap_columns, const int columns,
                                    const int column_tiles) {
-  multiply_tile<4, 1, 1, 8, STAGES>(problem, input, packed_weight, {bias}, output, voxels, tap_columns, columns, column_tiles);
+  multiply_tile<4, 1, 8, STAGES>(problem, input, packed_weight, {bias}, output, voxels, tap_columns, columns, column_tiles, 1,
+                                 0);
 }
