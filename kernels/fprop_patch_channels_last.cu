@@ -146,52 +146,57 @@ struct alignas(16) Biases {
   float of[VECTOR];
 };
 
-// A lane's copies: of its rows, VECTOR channels of each stage into its own queue.
+// A warp's copies, stage after stage of the channels of its voxels. Of vectors each lane copies what it multiplies, VECTOR channels of each
+// of its rows. Channels that are none are copied one by one, a row of the stage by neighbouring lanes.
 struct Copier {
   const View<const scalar_t>& input;
   bool vectors;  // of 16 bytes
   int channels, lane;
-  int channel = 0;                      // the lane's first one of the next chunk
-  const scalar_t* from[2 * ROWS] = {};  // where it is in each row
+  int first = 0;                        // channel of the next chunk
+  index_t place = 0;                    // in the input, of the warp's voxel number lane
+  const scalar_t* from[2 * ROWS] = {};  // where the lane's own are in each of its rows
 
-  // The lane's row q is another voxel now; `place` is where it begins in the input. Past the last one, -1, it is the first voxel again,
-  // for nobody stores what comes of it.
-  __device__ __forceinline__ void begin(int q, index_t place) {
-    channel = lane % 4 * VECTOR;
-    from[q] = input.data + (place < 0 ? 0 : place) + (channel < channels ? channel : 0) * input.stride[1];
+  // The warp's voxels are others now. Past the last one, -1, it is the first voxel again, for nobody stores what comes of it.
+  __device__ __forceinline__ void begin(index_t voxel) {
+    first = 0;
+    place = voxel < 0 ? 0 : voxel;
+    const int channel = lane % 4 * VECTOR;
+#pragma unroll
+    for (int q = 0; q < 2 * ROWS; ++q) {
+      from[q] =
+          input.data + __shfl_sync(0xffffffffu, place, q * 8 + lane / 4) + (channel < channels ? channel : 0) * input.stride[1];
+    }
   }
 
   __device__ __forceinline__ void copy(unsigned char* stage, int half) {
-    const int first = channel + half * STAGED;
-    unsigned char* const target = stage + lane * 16;
-    if (half == 1) channel += 2 * STAGED;
-    const bool inside = WHOLE_CHUNKS || first < channels, goes_on = half == 1 && (WHOLE_CHUNKS || channel < channels);
+    const int begin = first + half * STAGED;
+    if (half == 1) first += 2 * STAGED;
     if (vectors) {
+      const int channel = lane % 4 * VECTOR;
+      const bool inside = WHOLE_CHUNKS || begin + channel < channels,
+                 goes_on = half == 1 && (WHOLE_CHUNKS || first + channel < channels);
+      unsigned char* const target = stage + lane * 16;
 #pragma unroll
       for (int q = 0; q < 2 * ROWS; ++q) {
         cp_async<16>(shared_address(target) + static_cast<unsigned>(q * 512), from[q] + (inside ? half * STAGED : 0),
                      inside ? 16 : 0);
         if (goes_on) from[q] = advanced(from[q], 2 * STAGED * SIZE);
       }
-    } else {
-#pragma unroll
-      for (int q = 0; q < 2 * ROWS; ++q) {
-        if constexpr (SIZE == 4) {
-#pragma unroll
-          for (int v = 0; v < VECTOR; ++v) {
-            const bool there = first + v < channels;
-            cp_async<4>(shared_address(target) + static_cast<unsigned>(q * 512 + v * 4),
-                        from[q] + (there ? (half * STAGED + v) * input.stride[1] : 0), there ? 4 : 0);
-          }
-        } else {
-          Run<VECTOR> run;
-#pragma unroll
-          for (int v = 0; v < VECTOR; ++v) {
-            run.element[v] = first + v < channels ? from[q][(half * STAGED + v) * input.stride[1]] : scalar_t();
-          }
-          *reinterpret_cast<Run<VECTOR>*>(target + q * 512) = run;
-        }
-        if (goes_on) from[q] = advanced(from[q], 2 * STAGED * SIZE * input.stride[1]);
+      return;
+    }
+    constexpr int APART = 32 / STAGED;  // rows at a time
+    const int k = lane % STAGED;
+    const bool there = begin + k < channels;
+    const scalar_t* const channel = input.data + (there ? begin + k : 0) * input.stride[1];
+#pragma unroll 8
+    for (int i = 0; i < COUNT; i += APART) {
+      const int row = i + lane / STAGED;
+      const scalar_t* const one = channel + __shfl_sync(0xffffffffu, place, row);
+      scalar_t* const target = reinterpret_cast<scalar_t*>(stage + row / 8 * 512 + row % 8 * 64) + k;
+      if constexpr (SIZE == 4) {
+        cp_async<4>(shared_address(target), one, there ? 4 : 0);
+      } else {
+        *target = there ? *one : scalar_t();
       }
     }
   }
@@ -246,9 +251,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   const auto copy_half = [&](unsigned char* stage, int half) {
     if (copied_tile < block_tiles) {
       if (half == 0 && copied_chunk == 0) {
-        const index_t own = place(copied_tile).input;
-#pragma unroll
-        for (int q = 0; q < 2 * ROWS; ++q) copier.begin(q, __shfl_sync(0xffffffffu, own, q * 8 + lane / 4));
+        copier.begin(place(copied_tile).input);
       }
       copier.copy(stage, half);
       if (half == 1 && ++copied_chunk == chunks) {
@@ -277,7 +280,10 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   __syncthreads();
 
   float sums[ROWS][SUMS];
-  const auto load = [&](const unsigned char* stage, Fragments& fragments) { load_fragments(stage, lane, fragments); };
+  const auto load = [&](const unsigned char* stage, Fragments& fragments) {
+    if (!copier.vectors) __syncwarp();  // all lanes' copies have landed, and all have read the stage before
+    load_fragments(stage, lane, fragments);
+  };
   for (; tile < block_tiles; tile += step) {
     multiply_tile(sums, weights, ring, load, copy_half);
     const index_t own = place(tile).output;
