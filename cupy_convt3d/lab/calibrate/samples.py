@@ -74,15 +74,19 @@ class Sweep:
 
 
 def configurations(kernel: Kernel, instance: str, most: int) -> list[Kernel]:
-    """Return the configurations that are timed: the default, those that the database has most often, then any."""
-    itemsize = DTYPES[instance].itemsize
-    known = Counter(
-        tuple(sorted((name, value) for name, value in entry.tunables.items() if value in kernel.search.get(name, ())))
-        for entry in Database.load(SHIPPED).entries()
-        if entry.kernel == kernel.name and DTYPES[entry.instance].itemsize == itemsize
-    )
+    """Return the configurations that are timed: the default, those that the database has most often for the instance, then for others
+    of its size, then any.
+    """
+    entries = [entry for entry in Database.load(SHIPPED).entries() if entry.kernel == kernel.name]
+    known: list[tuple[tuple[str, int], ...]] = []
+    for like in (
+        [entry for entry in entries if entry.instance == instance],
+        [entry for entry in entries if DTYPES[entry.instance].itemsize == DTYPES[instance].itemsize],
+    ):
+        values = (sorted((name, value) for name, value in entry.tunables.items() if value in kernel.search.get(name, ())) for entry in like)
+        known += [one for one, _ in Counter(map(tuple, values)).most_common()]
     drawn = random.Random(kernel.name)
-    found = [kernel, *(_with(kernel, dict(values)) for values, _ in known.most_common())]
+    found = [kernel, *(_with(kernel, dict(values)) for values in known)]
     if kernel.search:
         found += [_with(kernel, {name: drawn.choice(values) for name, values in kernel.search.items()}) for _ in range(50)]
     return list(dict.fromkeys(found))[:most]
