@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from mistakes import mistaken
 
 _SLOW_TO_DRAW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 settings.register_profile("dev", deadline=None, suppress_health_check=_SLOW_TO_DRAW)
@@ -118,17 +119,16 @@ def _worker() -> Iterator[Any]:
 
 @pytest.fixture
 def assert_found(_worker: Any) -> Callable[..., None]:
-    """assert_found(kernel, right, wrong, tried, dtype, **tunables): with `wrong` in place of `right` in its source the kernel fails one of
-    the pairs of a seed (0: contiguous tensors) and a problem on the host, on exact integers; in TF32, or else its first dtype, if none
-    is given."""
+    """assert_found(kernel, right, wrong, tried, dtype, **tunables): with `wrong` in place of `right` the kernel fails one of the pairs of a
+    seed (0: contiguous tensors) and a problem on the host, on exact integers; in TF32, or else its first dtype, if none is given.
+    """
     from cupy_convt3d.kernel import Kernel
     from cupy_convt3d.problem import Problem
 
     def found(
         kernel: Kernel, right: str, wrong: str, tried: Iterable[tuple[int, Problem]], dtype: str | None = None, **tunables: int
     ) -> None:
-        assert kernel.source.count(right) == 1
-        _worker.kernel = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken").replace_tunables(**tunables)
+        _worker.kernel = mistaken(kernel, right, wrong).replace_tunables(**tunables)
         dtype = dtype or ("tf32" if "tf32" in kernel.dtypes else kernel.dtypes[0])
         if all(_worker.verify(problem, dtype, "exact", seed).ok for seed, problem in tried):
             pytest.fail(f"{right!r} replaced by {wrong!r} is not noticed")

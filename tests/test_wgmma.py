@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from mistakes import mistaken
 from selection import in_turn, some
 
 from cupy_convt3d.backends.base import TensorRef, run
@@ -88,9 +89,9 @@ def test_products_are_cut_off() -> None:
 def test_product_reads_descriptors_and_places_fragments(dtype: str) -> None:
     assert product(PRODUCT, dtype)
     assert not product(PRODUCT.replace("+ 3, wgmma_operand", "+ 2, wgmma_operand"), dtype), "another start address, other rows"
-    for mistaken in (PRODUCT.replace("  wgmma_wait<0>();\n", ""), PRODUCT.replace("  wgmma_commit();\n", "")):
+    for unfinished in (PRODUCT.replace("  wgmma_wait<0>();\n", ""), PRODUCT.replace("  wgmma_commit();\n", "")):
         with pytest.raises(LaunchError, match="missing wait"):  # sums arrive with the wait, and only those of committed groups
-            product(mistaken, dtype)
+            product(unfinished, dtype)
 
 
 def test_lanes_meet_at_a_wait() -> None:
@@ -141,7 +142,7 @@ def test_product_of_registers(dtype: str) -> None:
 # Several tiles a warpgroup, several of columns, stages that go round, channels that fill no chunk, rows that are no whole pieces.
 PATCHES = (
     *("n2_c40to24_i5x8x12_k2_s2_bias", "n1_c70to10_i3x5x7_k2_s2", "n3_c16to32_i4x4x8_k1x2x2_s1x2x2_bias", "n1_c33to9_i2x9x6_k2_s2_g3"),
-    *("n2_c64to16_i1x16x40_k2_s2", "n1_c24to40_i7x9x10_k3x1x2_s3x1x2_bias"),
+    *("n2_c64to16_i1x16x40_k2_s2", "n1_c24to40_i7x9x10_k3x1x2_s3x1x2_bias", "n1_c20to6_i3x5x7_k1x2x4_s1x2x4_bias"),
 )
 
 
@@ -167,34 +168,49 @@ def test_how_patches_are_shared_out() -> None:
     ):
         launch = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches[-1]
         assert (launch.scalars["tile_columns"], launch.grid) == (tile_columns, (grid, 1, 1)), name
-    assert "a kernel of 2 along w" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s3"), "tf32") or "")
-    assert "has no registers" in (kernel.replace_tunables(WARPGROUPS=4).why_not(Problem.parse("n1_c64to32_i8_k2_s2"), "tf32") or "")
+    assert "an even kernel along w" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s3"), "tf32") or "")
+    launch = kernel.plan(Problem.parse("n1_c64to64_i32_k2_s2"), "tf32x3").launches[-1]
+    assert launch.scalars["tile_columns"] == 64, "two halves of sums and fragments of two rows: 255 registers"
     assert "not for sm_80" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k2_s2"), "tf32", "sm_80") or "")
     with pytest.raises(CompileError, match="stages in pairs"):
         verify(HostBackend(), kernel.replace_tunables(STAGES=3), Problem.parse(PATCHES[0]), "tf32", "exact", 0)
 
 
-PATCH_MISTAKES = {
-    "stage read before it is there": ("        cp_async_wait<STAGES - 2>();\n", ""),
+# Of convt3d/patch_wgmma.cuh, which both kernels have.
+SHARED_MISTAKES = {
+    "stage read before it is there": ("      cp_async_wait<STAGES - 2>();\n", ""),
     "one stage too few is waited for": ("cp_async_wait<STAGES - 2>()", "cp_async_wait<STAGES - 1>()"),
-    "other lanes' copies not waited for": ("        __syncwarp();  // all lanes' copies have landed", "        //"),
-    "weights not waited for": ("        if (odd == 0 && fresh) mbarrier_wait", "        if (odd == 2) mbarrier_wait"),
-    "weights waited for after their first products": ("if (odd == 0 && fresh) mbarrier_wait", "if (odd == 1 && fresh) mbarrier_wait"),
+    "weights not waited for": ("if (odd == 0 && weights.fresh) mbarrier_wait", "if (odd == 2) mbarrier_wait"),
+    "weights waited for after their first products": ("if (odd == 0 && weights.fresh) mbarrier", "if (odd == 1 && weights.fresh) mbarrier"),
     "weights announced without their bytes": (
-        "mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes))",
+        "mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes()))",
         "mbarrier_arrive(barrier)",
     ),
-    "fragments overwritten": ("        wgmma_wait<1>();  // the other fragments have been read\n", ""),
-    "sums stored before they are there": ("    fresh = false;\n    wgmma_wait<0>();\n", "    fresh = false;\n"),
+    "fragments overwritten": ("wgmma_wait<1>();", ""),
+    "copied to where inputs wait": ("odd == 0 ? ring.before + STAGE_BYTES : ring.pair", "odd == 0 ? ring.pair + STAGE_BYTES : ring.before"),
+    "sums stored before they are there": ("  weights.fresh = false;\n  wgmma_wait<0>();\n", "  weights.fresh = false;\n"),
     "sums of the tile before": ("chunk + odd + s > 0", "true"),
-    "rows and columns of a fragment": ("half % 2 * 2 + q % 2", "q % 2 * 2 + half % 2"),
-    "copied to where inputs wait": ("odd == 1 ? halves : halves == 0", "odd == 1 ? halves + STAGE : halves == 0"),
+    "rows and columns of a fragment": ("word = i % 2 * 2 + q % 2", "word = q % 2 * 2 + i % 2"),
+}
+# The same where each operand is the sum of two TF32 numbers.
+SPLIT_MISTAKES = {
+    "weights of the other part": ("fragments[odd].part[0][s][r], b_low, 1", "fragments[odd].part[0][s][r], b_step, 1"),
+    "inputs of the other part": ("fragments[odd].part[1][s][r], b_step, odd + s > 0", "fragments[odd].part[0][s][r], b_step, odd + s > 0"),
+    "parts of a chunk lie in another's place": ("number / 8 * 8 * (PARTS - 1)", "number * (PARTS - 1)"),
+    "sums of a chunk read before they are there": ("      wgmma_wait<0>();\n#pragma unroll\n", "#pragma unroll\n"),
+    "sums of the chunk before": ("b_step, odd + s > 0, weights", "b_step, chunk + odd + s > 0, weights"),
+    "sums of the tile before": ("for (int i = 0; i < SUMS; ++i) sums[r][i] = 0.0f;", "for (int i = 1; i < SUMS; ++i) sums[r][i] = 0.0f;"),
+}
+
+PATCH_MISTAKES = SHARED_MISTAKES | {
+    "other lanes' copies not waited for": ("    __syncwarp();  // all lanes' copies have landed", "    //"),
     "the first chunk's channels again": ("(copied_chunk * 2 + half) * STAGED", "half * STAGED"),
     "channels in other places than they are read from": ("stage + staged(k, lane % COUNT)", "stage + k * COUNT + lane % COUNT"),
     "no bias where runs are whole": (
         "(epilogue.changes_sums()) {\n      store(Flag<true>{}, Flag<true>{});",
         "(epilogue.changes_sums()) {\n      store(Flag<true>{}, Flag<false>{});",
     ),
+    "pairs in the first taps' place": ("tap % kernel_w * output.stride[4]", "tap % 2 * output.stride[4]"),
 }
 
 
@@ -208,11 +224,9 @@ PATCH_MISTAKES = {
 )
 def test_a_block_that_ends_before_its_copies_have_landed(name: str, right: str, wrong: str, problem: str) -> None:
     kernel = kernels()[name]
-    assert kernel.source.count(right) == 1
     assert verify(HostBackend(), kernel, Problem.parse(problem), "tf32", "exact", 0).ok
-    trial = Kernel.from_source(kernel.source.replace(right, wrong), "mistaken")
-    with pytest.raises(LaunchError, match=r"ended before \d+ bulk copies had landed, the first of \d+ bytes from .*mistaken.cu:\d+"):
-        verify(HostBackend(), trial, Problem.parse(problem), "tf32", "exact", 0)
+    with pytest.raises(LaunchError, match=r"ended before \d+ bulk copies had landed, the first of \d+ bytes from .*\.cuh?:\d+"):
+        verify(HostBackend(), mistaken(kernel, right, wrong), Problem.parse(problem), "tf32", "exact", 0)
 
 
 @pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if kernel.waits_for_packing])
@@ -224,11 +238,11 @@ def test_who_does_not_wait_for_the_packing_is_found(name: str) -> None:
     assert launches[0].prepares is not None
     assert [launch.beside for launch in launches] == [place > 0 for place in range(len(launches))]
     assert verify(HostBackend(), kernel, problem, dtype, "exact", 0).ok
-    (wait,) = (call for call in ("wait_for_packing();", "wait_for_launch_before();") if call in kernel.source)
-    trial = Kernel.from_source(kernel.source.replace(wait, ";"), "mistaken")
+    wait = "wait_for_launch_before();" if "wait_for_launch_before();" in kernel.source else "wait_for_packing();"
+    trial = mistaken(kernel, wait, ";", everywhere=True)
     with pytest.raises(LaunchError, match=r"has not waited for the launch before|missing wait: .* what the launch before"):
         verify(HostBackend(optimize=False), trial, problem, dtype, "exact", 0)
-    trial = Kernel.from_source(kernel.source.replace(wait, f"blockIdx.x != 0 ? {wait.rstrip(';')} : void();"), "mistaken")
+    trial = mistaken(kernel, wait, f"blockIdx.x != 0 ? {wait.rstrip(';')} : void();", everywhere=True)
     assert launches[-1].grid[0] > 1
     with pytest.raises(LaunchError, match=r"missing wait: thread .* copies by (bulk_copy|cp.async) at .* what the launch before .* fills"):
         verify(HostBackend(optimize=False), trial, problem, dtype, "exact", 0)
@@ -268,28 +282,18 @@ def test_how_rows_of_channels_are_shared_out() -> None:
         launch = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches[-1]
         assert (launch.scalars["tile_columns"], launch.grid) == (tile_columns, (grid, 1, 1)), name
     assert "kernel = stride" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s2"), "tf32") or "")
-    assert "has no registers" in (kernel.replace_tunables(WARPGROUPS=4).why_not(Problem.parse("n1_c64to32_i8_k2_s2"), "bf16") or "")
+    launch = kernel.replace_tunables(WARPGROUPS=3).plan(Problem.parse("n1_c64to64_i32_k2_s2"), "tf32x3").launches[-1]
+    assert launch.scalars["tile_columns"] == 80, "168 registers"
     assert "not for sm_80" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k2_s2"), "tf32", "sm_80") or "")
     with pytest.raises(CompileError, match="stages in pairs"):
         verify(HostBackend(), kernel.replace_tunables(STAGES=3), Problem.parse(ROWS[0]), "tf32", "exact", 0)
 
 
-ROWS_MISTAKES = {
-    "stage read before it is there": ("        cp_async_wait<STAGES - 2>();\n", ""),
-    "one stage too few is waited for": ("cp_async_wait<STAGES - 2>()", "cp_async_wait<STAGES - 1>()"),
-    "weights not waited for": ("        if (odd == 0 && fresh) mbarrier_wait", "        if (odd == 2) mbarrier_wait"),
-    "weights waited for after their first products": ("if (odd == 0 && fresh) mbarrier_wait", "if (odd == 1 && fresh) mbarrier_wait"),
-    "weights announced without their bytes": (
-        "mbarrier_arrive_expect(barrier, static_cast<unsigned>(chunk_bytes))",
-        "mbarrier_arrive(barrier)",
-    ),
-    "fragments overwritten": ("        wgmma_wait<1>();  // the other fragments have been read\n", ""),
-    "copied to where inputs wait": ("odd == 0 ? before + STAGE_BYTES : pair", "odd == 0 ? pair + STAGE_BYTES : before"),
+ROWS_MISTAKES = SHARED_MISTAKES | {
     "the first chunk's channels again": ("if (goes_on) from[q] = advanced(from[q], 2 * STAGED * SIZE);", ""),
     "the second half's channels again": ("from[q] + (inside ? half * STAGED : 0)", "from[q]"),
-    "sums stored before they are there": ("    fresh = false;\n    wgmma_wait<0>();\n", "    fresh = false;\n"),
-    "sums of the tile before": ("chunk + odd + s > 0", "true"),
-    "rows and columns of a fragment": ("i % 2 * 2 + q % 2", "q % 2 * 2 + i % 2"),
+    "other lanes' copies not waited for": ("    if (!copier.vectors) __syncwarp();  // all lanes' copies have landed", "    //"),
+    "another voxel's channels": ("__shfl_sync(0xffffffffu, place, row)", "__shfl_sync(0xffffffffu, place, i)"),
     "weights in another order than columns": (
         "column % VECTOR / 2 * 8 + column % GROUP / VECTOR * 2",
         "column % VECTOR / 2 * 2 + column % GROUP / VECTOR * VECTOR",
@@ -301,6 +305,12 @@ ROWS_MISTAKES = {
 @pytest.mark.parametrize("mistake", some(ROWS_MISTAKES))
 def test_mistakes_in_rows_of_channels_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     assert_found(kernels()["fprop_patch_channels_last"], *ROWS_MISTAKES[mistake], enumerate(map(Problem.parse, ROWS)))
+
+
+@pytest.mark.parametrize("mistake", SPLIT_MISTAKES)
+def test_mistakes_in_parts_of_operands_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
+    kernel = kernels()["fprop_patch_channels_last"]
+    assert_found(kernel, *SPLIT_MISTAKES[mistake], enumerate(map(Problem.parse, ROWS)), "tf32x3")
 
 
 def test_tf32_operands_lose_their_low_bits() -> None:
