@@ -19,6 +19,10 @@ WINDOW_W = "window_w"
 STRIDE_W = "stride_w"
 RESIDENT = "resident"
 WHOLE_TILES = "whole_tiles"
+OUTPUT_LAYOUT = "output_layout"
+# Whether outputs are stored in whole runs of a row, or of eight channels: 1 no, 2 yes; 0: of any strides.
+WHOLE_RUNS = "0 if output_layout == 0 or 2 * TILES_M * itemsize > 16 else 2 if output_layout == 1 and stride_w == 2 and output_w % (2 * TILES_M) == 0 else 1"
+WHOLE_CHANNELS = "0 if output_layout == 0 or itemsize != 2 else 2 if output_layout == 2 and out_channels_per_group % 8 == 0 else 1"
 
 [constants]
 # Columns of a product: channels of a tile, in eights; in TF32 half as many, for the sums of two classes.
@@ -166,6 +170,7 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/layout.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/streaming_store.cuh"
 #include "convt3d/weight_cell.cuh"
@@ -218,6 +223,12 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #endif
 #ifndef WHOLE_TILES
 #define WHOLE_TILES 1
+#endif
+#ifndef WHOLE_RUNS
+#define WHOLE_RUNS 0
+#endif
+#ifndef WHOLE_CHANNELS
+#define WHOLE_CHANNELS 0
 #endif
 
 #if defined(__CUDACC__)
@@ -548,12 +559,13 @@ __device__ __forceinline__ void keep_here(float& sum) {
 
 extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_fprop_implicit_gemm_wgmma(
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
-    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
-    const int channel_tiles, const int tile8, const int chunks, const int chunk_cells, const int tile_w, const int tiles_d,
-    const int tiles_h, const int tiles_w, const int lowest_d, const int lowest_h, const int lowest_w, const int apart_d,
-    const int apart_h, const int apart_w, const int resident, const int window_d, const int window_h, const int window_w,
-    const int positions, const int stage_bytes, const int stages, const int slabs, const int slab_bytes, const int tile_cost,
-    const int granule, const int costs, const int cells_h, const int plane_cells, const int zeros) {
+    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, View<scalar_t> output, const int channel_tiles,
+    const int tile8, const int chunks, const int chunk_cells, const int tile_w, const int tiles_d, const int tiles_h,
+    const int tiles_w, const int lowest_d, const int lowest_h, const int lowest_w, const int apart_d, const int apart_h,
+    const int apart_w, const int resident, const int window_d, const int window_h, const int window_w, const int positions,
+    const int stage_bytes, const int stages, const int slabs, const int slab_bytes, const int tile_cost, const int granule,
+    const int costs, const int cells_h, const int plane_cells, const int zeros) {
+  lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   extern __shared__ __align__(1024) unsigned char shared[];
   const int cells = SPECIALIZED(CELLS, chunk_cells), columns8 = SPECIALIZED(WGMMA_TILES, tile8);
@@ -806,9 +818,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   // In laid-out windows the first warpgroup is a slab ahead of the others, so that not all end a class at the same time.
   const bool apart = LAY_OUT && CONSUMERS > 1 && slabs >= 3, leads = apart && warpgroup == 0, follows = apart && warpgroup > 0;
   // The outputs of a lane's neighbours are whole runs of their row, or eight channels neighbours in memory.
-  [[maybe_unused]] const bool whole_runs =
-      stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
-  [[maybe_unused]] const bool whole_channels = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
+  const bool are_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
+  const bool are_eights = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
+  [[maybe_unused]] const bool whole_runs = WHOLE_RUNS ? SPECIALIZED(WHOLE_RUNS == 2, are_runs) : are_runs;
+  [[maybe_unused]] const bool whole_channels = WHOLE_CHANNELS ? SPECIALIZED(WHOLE_CHANNELS == 2, are_eights) : are_eights;
   const unsigned stage_k = static_cast<unsigned>(positions), slab_k = static_cast<unsigned>(columns8) * 8;  // in 16 bytes
   const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * rows_h * rows_w);
   const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);

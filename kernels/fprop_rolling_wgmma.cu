@@ -274,9 +274,6 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #ifndef WHOLE_TILES
 #define WHOLE_TILES 0
 #endif
-#ifndef OUTPUT_LAYOUT
-#define OUTPUT_LAYOUT 0
-#endif
 #ifndef PAIRS
 #define PAIRS 0
 #endif

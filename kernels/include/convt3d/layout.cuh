@@ -5,6 +5,10 @@
 #include "convt3d/problem.cuh"
 #include "convt3d/view.cuh"
 
+#ifndef OUTPUT_LAYOUT
+#define OUTPUT_LAYOUT 0
+#endif
+
 enum class Layout { any, contiguous, channels_last };
 
 // The layout that an output has, as `TensorRef.layout` (backends/base.py) says it.
