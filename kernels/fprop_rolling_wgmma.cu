@@ -52,7 +52,7 @@ filled = "1 if gcd(stride_d, dilation_d) > 1 or classes_h < stride_h else 0"
 # Rows of an odd length with a stride of 2 are no aligned pairs: they pass through shared memory.
 odd_rows = "1 if stride_w == 2 and output_w % 2 == 1 else 0"
 gaps = "1 if filled and (classes_w * merged_w < stride_w or step > slots) else 0"
-# What is stored at once, as `pairs_of` says it; 0: of any strides.
+# What is stored at once, one more than `pairs_of` says; 0: of any strides.
 even_columns = "stride_w % 2 == 0 and output_w % 2 == 0 and (phase_w - padding_w) % 2 == 0 and gaps == 0"
 pairs = "0 if output_layout == 0 else 3 if output_layout == 2 and out_channels_per_group % 2 == 0 else 2 if output_layout == 1 and even_columns else 1"
 accumulators = "192 if cells_launch and not odd_rows and not filled else 144"
@@ -619,7 +619,7 @@ extern "C" __global__ void convt3d_lay_out_cells(const Problem problem, const Vi
 }
 
 // What is stored at once: outputs side by side in memory that begin on twice their size.
-enum Pairs { NO_PAIRS = 1, OF_COLUMNS, OF_CHANNELS };
+enum Pairs { NO_PAIRS, OF_COLUMNS, OF_CHANNELS };
 
 template <Pairs pairs>
 struct PairsTag {
@@ -1039,7 +1039,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const int sum_count = class_count * tiles * columns8 * 4;
   const bool has_gaps = SPECIALIZED(FILLED, filled) && (stored_w < problem.stride[2] || flush > slot_count);
   const int first_w = phase_w - problem.padding[2];
-  const Pairs pairs = PAIRS ? static_cast<Pairs>(SPECIALIZED(PAIRS, pairs_of(problem, output, first_w, has_gaps)))
+  const Pairs pairs = PAIRS ? static_cast<Pairs>(SPECIALIZED(PAIRS - 1, pairs_of(problem, output, first_w, has_gaps)))
                             : pairs_of(problem, output, first_w, has_gaps);
   // What all blocks fill in a step is, in 4-byte types, more than L2 keeps until the sums are stored into it: there planes with taps are
   // filled after the products. (Two parts of TF32 leave no registers for it.)

@@ -51,7 +51,7 @@ HOST = HostBackend()
 
 
 def problem_with_output(shape: tuple[int, ...]) -> Problem:
-    return Problem(shape[0], 1, shape[1], shape[2:], 1)
+    return Problem.from_shapes((shape[0], 1, *shape[2:]), (1, shape[1], 1, 1, 1))
 
 
 def written(strides: tuple[int, ...], problem: Problem, late: int = 0, prepared: Prepared | None = None) -> set[float]:
@@ -195,7 +195,7 @@ def test_what_is_compiled_ahead_is_what_calls_take(
     from cupy_convt3d.calls import Call
     from cupy_convt3d.lab.compile import _taken, gpu
 
-    card, geometry = Gpu(), {"stride": 2, "padding": 1}
+    card, geometry = Gpu(), dict[str, Any](stride=2, padding=1)
     x, w = torch.ones(1, 32, *size), torch.ones(32, 32, 3, 3, 3)
     if layout == "channels_last":
         x = x.to(memory_format=torch.channels_last_3d)
@@ -205,7 +205,7 @@ def test_what_is_compiled_ahead_is_what_calls_take(
     monkeypatch.setattr(choice, "_choose_backend", lambda *_: "host")
     monkeypatch.setattr(trials, "MOST_ROUNDS", 1)
     monkeypatch.setattr(trials, "may_be_held", lambda _: True)
-    monkeypatch.setattr(trials, "_event_clock", lambda _: lambda call: 1.0 if call() is None else 1.0)
+    monkeypatch.setattr(trials, "_event_clock", lambda _: lambda call: float(call() is not None))
     monkeypatch.setattr(tuning, "_unsaved", tuning.Database())
     ct.registry.revise()
     ct.conv_transpose3d(x, w, **geometry)
