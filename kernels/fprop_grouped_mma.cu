@@ -17,7 +17,8 @@ LEAD_W = "lead_w"
 SHIFT_W = "shift_w"
 IN_CHANNELS = "in_channels_per_group"
 OUT_CHANNELS = "out_channels_per_group"
-OUTPUT_LAYOUT = "output_layout"
+# In 4-byte types registers do not suffice for channels that are known to lie together.
+OUTPUT_LAYOUT = "0 if output_layout == 2 and itemsize == 4 else output_layout"
 [constants]
 lead_w = "padding_w % stride_w"
 last_offset = "((kernel_w - 1) * dilation_w - lead_w) // stride_w"

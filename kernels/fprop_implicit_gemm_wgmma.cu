@@ -19,10 +19,9 @@ WINDOW_W = "window_w"
 STRIDE_W = "stride_w"
 RESIDENT = "resident"
 WHOLE_TILES = "whole_tiles"
-# Rows that are no whole runs are looked at when it runs: else registers do not suffice.
-OUTPUT_LAYOUT = "0 if output_layout == 1 and ragged else output_layout"
+OUTPUT_LAYOUT = "output_layout if output_layout == 2 or known_runs else 0"
 # Whether outputs are stored in whole runs of a row, or of eight channels: 1 no, 2 yes; 0: of any strides.
-WHOLE_RUNS = "0 if OUTPUT_LAYOUT == 0 or 2 * TILES_M * itemsize > 16 else 2 if OUTPUT_LAYOUT == 1 and stride_w == 2 else 1"
+WHOLE_RUNS = "0 if OUTPUT_LAYOUT == 0 or not known_runs else 2 if OUTPUT_LAYOUT == 1 and stride_w == 2 and not ragged else 1"
 WHOLE_CHANNELS = "0 if OUTPUT_LAYOUT == 0 or itemsize != 2 else 2 if OUTPUT_LAYOUT == 2 and out_channels_per_group % 8 == 0 else 1"
 
 [constants]
@@ -31,6 +30,8 @@ out_tiles = "ceil_div(out_channels_per_group, 8)"
 channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS * 2 // itemsize, 256 // TILES_M) // 8))"
 tile8 = "ceil_div(out_tiles, channel_tiles)"
 ragged = "1 if stride_w == 2 and output_w % (2 * TILES_M) != 0 else 0"
+# Whether rows are whole runs is looked at when it runs where it would ask for more than the layout promises, or for too many registers.
+known_runs = "1 if 2 * TILES_M * itemsize <= 16 and not (ragged and tile8 * TILES_M >= 32) else 0"
 whole_tiles = "1 if out_channels_per_group == channel_tiles * tile8 * 8 else 0"
 # Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
 all_cells = "2 * ceil_div(in_channels_per_group * itemsize, 32)"

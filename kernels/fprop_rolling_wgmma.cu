@@ -1038,9 +1038,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const int stored_w = class_count * merged;  // residues of w that have taps
   const int sum_count = class_count * tiles * columns8 * 4;
   const bool has_gaps = SPECIALIZED(FILLED, filled) && (stored_w < problem.stride[2] || flush > slot_count);
-  const int first_w = phase_w - problem.padding[2];
-  const Pairs pairs = PAIRS ? static_cast<Pairs>(SPECIALIZED(PAIRS - 1, pairs_of(problem, output, first_w, has_gaps)))
-                            : pairs_of(problem, output, first_w, has_gaps);
+  const Pairs found = pairs_of(problem, output, phase_w - problem.padding[2], has_gaps);
+  const Pairs pairs = PAIRS ? static_cast<Pairs>(SPECIALIZED(PAIRS - 1, found)) : found;
   // What all blocks fill in a step is, in 4-byte types, more than L2 keeps until the sums are stored into it: there planes with taps are
   // filled after the products. (Two parts of TF32 leave no registers for it.)
   constexpr bool fills_late = sizeof(scalar_t) == 4 && PARTS == 1;

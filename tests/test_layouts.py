@@ -228,8 +228,9 @@ def test_shipped_kernels_know_layouts() -> None:
     problems = [layer.problem for layer in population(5, 40)] + [Problem.parse("n2_c64to64_i16_k3_s2_p1_g8")]
     for kernel in knowing:
         found = set()
-        for problem in (one for one in problems if kernel.why_not(one, kernel.dtypes[0]) is None):
-            plans = [kernel.plan(problem, kernel.dtypes[0], 132, layout) for layout in range(3)]
+        able = ((one, dtype) for one in problems for dtype in kernel.dtypes if kernel.why_not(one, dtype) is None)
+        for problem, dtype in able:
+            plans = [kernel.plan(problem, dtype, 132, layout) for layout in range(3)]
             numbers = tuple(dict(plan.specialization)["OUTPUT_LAYOUT"] for plan in plans)
             assert all(number in (0, layout) for layout, number in enumerate(numbers))
             launches = [[replace(one, specialized=(), output_layout=0) for one in plan.launches] for plan in plans]
