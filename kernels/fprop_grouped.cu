@@ -11,7 +11,6 @@ SHIFT_W = "shift_w"
 IN_CHANNELS = "in_channels_per_group"
 OUT_CHANNELS = "out_channels_per_group"
 INPUT_VOXELS = "input_voxels if input_voxels <= 1024 * 1024 * 1024 else 0"
-OUTPUT_LAYOUT = "output_layout"
 [constants]
 channel_tiles = "ceil_div(out_channels_per_group, 8)"
 classes = "stride_d * stride_h"
@@ -59,7 +58,6 @@ shared_bytes = "weight_bytes + stage_bytes"
 #include "convt3d/divisor.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
-#include "convt3d/layout.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_channels_last.cuh"
 
@@ -280,10 +278,9 @@ __device__ __forceinline__ void store_pieces(const Epilogue& epilogue, const acc
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
     convt3d_fprop_grouped(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
-                          const scalar_t* __restrict__ bias, View<scalar_t> output, const int channel_tiles, const int pieces_w,
-                          const int shift_w, const int runs, const int block_tiles, const int weight_bytes,
+                          const scalar_t* __restrict__ bias, const View<scalar_t> output, const int channel_tiles,
+                          const int pieces_w, const int shift_w, const int runs, const int block_tiles, const int weight_bytes,
                           const int in_channels_per_group, const int out_channels_per_group) {
-  lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Block block;
