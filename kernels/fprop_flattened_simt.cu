@@ -13,7 +13,8 @@ LEAD_W = "lead_w"
 SPREAD_W = "spread_w"
 EVEN_TAPS_W = "even_taps_w"
 FILLED = "filled"
-OUTPUT_LAYOUT = "output_layout"
+# Of few sums in a row a thread has few registers, which do not suffice where rows are known.
+OUTPUT_LAYOUT = "output_layout if output_layout == 2 or pairs or sums > 64 else 0"
 # Whether channels that lie together are stored in whole pieces: 1 no, 2 yes; 0: of any strides.
 PIECES = "0 if output_layout != 2 else 2 if out_channels_per_group % 4 == 0 else 1"
 [constants]
