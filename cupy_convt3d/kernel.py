@@ -37,6 +37,8 @@ MOST_TUNABLE = INT32_MAX  # an int in the source
 MOST_SOURCE = 2**20  # characters
 MOST_NAMES = 400  # that a declaration may give, of a kind
 _MOST_NAME_BYTES = 100
+# What a binary may be compiled for of the output's strides (`backends.base.TensorRef.layout`): `output_layout` in [specialize].
+ANY_STRIDES, CONTIGUOUS, CHANNELS_LAST = range(3)
 TENSORS = {
     "fprop": ("input", "weight", "bias", "output"),
     "dgrad": ("grad_output", "weight", "grad_input"),
@@ -114,6 +116,7 @@ class PlannedLaunch:
     prepares: str | None = None
     beside: bool = False  # it may begin while the launch before it, which prepares a workspace, still runs
     specialized: tuple[int, ...] = ()  # the macros' values, in the order of the declaration
+    output_layout: int = ANY_STRIDES  # what these values promise of the output
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class Plan:
     launches: tuple[PlannedLaunch, ...]
     workspace: dict[str, int]
     specialization: tuple[tuple[str, int], ...] = ()
+    output_layout: int = ANY_STRIDES  # what they promise of the output: tensors must have it
 
 
 class Numbers(NamedTuple):
@@ -131,6 +135,7 @@ class Numbers(NamedTuple):
     launches: tuple[tuple[int, dict[str, Any], tuple[int, int, int], tuple[int, int, int], int, bool], ...]
     workspace: dict[str, int]
     specialization: tuple[tuple[str, int], ...]
+    output_layout: int = ANY_STRIDES
 
 
 class Limits(NamedTuple):
@@ -154,7 +159,8 @@ class Kernel:
         deterministic: whether two runs give the same bits.
         tunables: the upper-case macros the source gives a default by `#ifndef`, and their values; `replace_tunables` makes another
             configuration.
-        specialize: macros whose values follow from the problem: a GPU's binary is compiled for them, the host's is not.
+        specialize: macros whose values follow from the problem and the output's layout: a GPU's binary is compiled for them, the host's
+            is not.
         restrictions: expression that must hold, and the sentence that says why.
         spreads_nan: expression under which a NaN or infinity among the inputs makes NaN of outputs that no tap leads to from it, and the
             sentence that says why; "auto" then leaves the problem to others.
@@ -285,6 +291,12 @@ class Kernel:
         return any("multiprocessors" in str(size) for launch in self.launches for size in launch.grid)
 
     @property
+    def knows_layout(self) -> bool:
+        """Whether its binaries are made for the layout of the output that they write."""
+        expressions = (*self.specialize.values(), *self.constants.values())
+        return self.takes_strides("output") and any("output_layout" in str(one) for one in expressions)
+
+    @property
     def waits_for_packing(self) -> bool:
         """Whether what reads a packed weight, or another prepared workspace, waits for it, so that it may begin before."""
         return '"convt3d/beside_packing.cuh"' in self.source
@@ -335,16 +347,26 @@ class Kernel:
             raise KernelError(reason)
 
     @lru_cache(maxsize=256)  # noqa: B019, a kernel is hashed by identity and small: a run asks for its plan several times
-    def plan(self, problem: Problem, dtype: str, multiprocessors: int = HOST_MULTIPROCESSORS) -> Plan:
+    def plan(
+        self, problem: Problem, dtype: str, multiprocessors: int = HOST_MULTIPROCESSORS, output_layout: int = ANY_STRIDES
+    ) -> Plan:
         """Return the launches for one problem with grids, blocks and scalar arguments filled in.
 
-        `multiprocessors` is the GPU's number of them, for kernels whose blocks stay and take work in turn.
+        Args:
+            multiprocessors: the GPU's number of them, for kernels whose blocks stay and take work in turn.
+            output_layout: of the output that will be written; only [specialize] knows it.
 
         Raises:
             KernelError: a launch would pass a limit of the hardware or of an argument's type.
         """
         names = self.names(problem, dtype, multiprocessors)
         specialization = tuple((name, int(names[name])) for name in self.specialize)
+        promised = ANY_STRIDES
+        if output_layout != ANY_STRIDES and self.knows_layout:
+            known = self.names(problem, dtype, multiprocessors, output_layout)
+            better = tuple((name, int(known[name])) for name in self.specialize)
+            if better != specialization:
+                specialization, promised = better, output_layout
         launches: list[PlannedLaunch] = []
         for launch in self.launches:
             if launch.when is not None and not evaluate(launch.when, names):
@@ -370,13 +392,14 @@ class Kernel:
                     launch.prepares,
                     self.waits_for_packing and bool(launches) and launches[-1].prepares is not None and launch.packs is None,
                     tuple(value for _, value in specialization),
+                    promised,
                 )
             )
         workspace = {name: int(evaluate(size, names)) for name, size in self.workspace.items()}
         for name, size in workspace.items():
             if not 0 <= size <= MAX_WORKSPACE:
                 raise KernelError(f"{self.name}: workspace {name}={size}: must be from 0 to {MAX_WORKSPACE} elements")
-        return Plan(tuple(launches), workspace, specialization)
+        return Plan(tuple(launches), workspace, specialization, promised)
 
     def numbers(self, plan: Plan) -> Numbers:
         """Return what `planned` makes one of its plans of again."""
@@ -386,23 +409,29 @@ class Kernel:
             (position, one.scalars, one.grid, one.block, one.shared_bytes, one.beside)
             for position, one in zip(positions, plan.launches, strict=True)
         )
-        return Numbers(launches, plan.workspace, plan.specialization)
+        return Numbers(launches, plan.workspace, plan.specialization, plan.output_layout)
 
     def planned(self, numbers: Numbers) -> Plan:
         """Return the plan that `numbers` was asked about, in this process or another."""
-        specialized = tuple(value for _, value in numbers.specialization)
+        specialized = (tuple(value for _, value in numbers.specialization), numbers.output_layout)
         launches = []
         for position, scalars, grid, block, shared_bytes, beside in numbers.launches:
             one = self.launches[position]
             launches.append(
-                PlannedLaunch(one.symbol, one.parameters, scalars, grid, block, shared_bytes, one.packs, one.prepares, beside, specialized)
+                PlannedLaunch(one.symbol, one.parameters, scalars, grid, block, shared_bytes, one.packs, one.prepares, beside, *specialized)
             )
-        return Plan(tuple(launches), numbers.workspace, numbers.specialization)
+        return Plan(tuple(launches), *numbers[1:])
 
     @lru_cache(maxsize=256)  # noqa: B019, as `plan`
-    def names(self, problem: Problem, dtype: str, multiprocessors: int) -> Mapping[str, Any]:
-        """Return what the declaration's expressions know for one problem on a GPU with so many multiprocessors."""
-        known = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors)}
+    def names(
+        self, problem: Problem, dtype: str, multiprocessors: int, output_layout: int = ANY_STRIDES
+    ) -> Mapping[str, Any]:
+        """Return what the declaration's expressions know for one problem on a GPU with so many multiprocessors.
+
+        Grids, arguments and all but [specialize] go by the names of any strides.
+        """
+        layout = {"output_layout": output_layout}
+        known = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors), **layout}
         names = _Names(known, {**self.specialize, **self.constants})
         for declared in (*self.specialize, *self.constants):
             names[declared]

@@ -15,7 +15,7 @@ from . import registry
 from .backends.host import HostBackend
 from .backends.nvrtc import compile_cubin, log_attributes
 from .errors import BackendError, CompileError, KernelError, LaunchError, ProblemError
-from .kernel import Kernel
+from .kernel import CONTIGUOUS, Kernel
 from .lab.bench.contest import compare
 from .lab.bench.measure import Bench, Ceilings, Row, measure_ceilings
 from .lab.bench.rivals import RIVALS
@@ -188,7 +188,7 @@ class Convt3dMagics(Magics):
     def _resources(self, cell: _Cell) -> dict[str, int]:
         """Return registers, spills and shared memory, the most of all launches; nothing where there is no NVRTC."""
         backend = self._bench(cell).backend
-        plan = cell.kernel.plan(cell.problem, cell.dtype, backend.multiprocessors)
+        plan = cell.kernel.plan(cell.problem, cell.dtype, backend.multiprocessors, CONTIGUOUS)
         try:
             if cell.backend == "cuda":
                 module = backend.compile(backend.instance(cell.kernel, cell.dtype, plan))

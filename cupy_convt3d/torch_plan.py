@@ -271,8 +271,14 @@ def make_plan(
             return _EmptyPlan(result)
         return _KernelPlan(choice.kernel, choice, problem, arrays, result, itemsize)
 
+    def build(choice: Choice) -> None:
+        assert choice.kernel is not None
+        runs_on = backend_for(choice.backend, next(iter(arrays.values())).device.index)
+        plan = choice.kernel.plan(choice.problem or problem, choice.instance, runs_on.multiprocessors, result.layout)
+        runs_on.build(runs_on.instance(choice.kernel, choice.instance, plan))
+
     if decided.trial is not None and problem.batch and trials.may_be_held(first):
-        winner = trials.hold(decided.trial, planned, (first, second, bias), packed=frozen, margin_ms=margin_ms)
+        winner = trials.hold(decided.trial, planned, build, (first, second, bias), packed=frozen, margin_ms=margin_ms)
         if winner is not None:
             return winner
     return planned(decided)

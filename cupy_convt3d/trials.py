@@ -19,10 +19,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from . import registry, tuning
-from .choice import Choice, Trial, backend_for
+from .choice import Choice, Trial
 from .errors import BackendError, KernelError, LaunchError
 from .packs import PackedWeight
-from .problem import Problem
 from .source import code_digest
 from .switches import TRIALS
 from .tuning import LIBRARY, Entry
@@ -80,11 +79,20 @@ def may_be_held(tensor: Any) -> bool:
     )
 
 
-def hold(trial: Trial, planned: Callable[[Choice], P], operands: tuple[Any, Any, Any], *, packed: bool, margin_ms: float = 0.0) -> P | None:
+def hold(
+    trial: Trial,
+    planned: Callable[[Choice], P],
+    build: Callable[[Choice], object],
+    operands: tuple[Any, Any, Any],
+    *,
+    packed: bool,
+    margin_ms: float = 0.0,
+) -> P | None:
     """Time a trial's contestants and return the quickest one's plan; None where there was nothing to compare.
 
     Args:
         planned: makes a contestant's plan.
+        build: fills the cache of compiled kernels with what that plan takes of one.
         operands: the call's tensors; the last is the bias, or None.
         packed: whether the packed weight is kept, so that packing is not in the time.
         margin_ms: what a kernel has to save to be taken in place of torch's operator.
@@ -92,7 +100,7 @@ def hold(trial: Trial, planned: Callable[[Choice], P], operands: tuple[Any, Any,
     torch = sys.modules["torch"]
     device = operands[0].device
     try:
-        with _LOCK, torch.no_grad(), _building(trial.contestants, trial.problem, device) as wait_for:
+        with _LOCK, torch.no_grad(), _building(trial.contestants, build) as wait_for:
             clock = _event_clock(device)
             plans, calls = _able(trial.contestants, planned, operands, _free_bytes(device) * MEMORY_SHARE, wait_for)
             if len(plans) < 2 or all(contestant.kernel is not None for contestant in plans):
@@ -168,23 +176,20 @@ def _entries(trial: Trial, times: Mapping[tuple[Choice, bool], float]) -> list[E
 
 
 @contextmanager
-def _building(contestants: Sequence[Choice], problem: Problem, device: Any) -> Iterator[Callable[[Choice], object]]:
+def _building(contestants: Sequence[Choice], build: Callable[[Choice], object]) -> Iterator[Callable[[Choice], object]]:
     """Fill the cache of compiled kernels with the contestants, side by side; what cannot be compiled is left for its own turn to say.
 
     What is given waits until a contestant can be run: a kernel when it has been compiled, torch's operator at once, so that its search
     of algorithms is made meanwhile. Where the compilers leave no core free, which would disturb that search, it waits for all of them.
     """
 
-    def build(choice: Choice) -> None:
-        assert choice.kernel is not None
-        backend = backend_for(choice.backend, device.index or 0)
+    def attempt(choice: Choice) -> None:
         with suppress(KernelError, BackendError):
-            plan = choice.kernel.plan(problem, choice.instance, backend.multiprocessors)
-            backend.build(backend.instance(choice.kernel, choice.instance, plan))
+            build(choice)
 
     kernels = [choice for choice in contestants if choice.kernel is not None]
     with ThreadPoolExecutor(len(kernels)) as pool:
-        builds = {choice: pool.submit(build, choice) for choice in kernels}
+        builds = {choice: pool.submit(attempt, choice) for choice in kernels}
         ahead = [] if _cores() > len(kernels) else [*builds.values()]
         yield lambda choice: wait([builds[choice]] if choice in builds else ahead)
 

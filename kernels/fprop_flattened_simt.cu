@@ -13,6 +13,10 @@ LEAD_W = "lead_w"
 SPREAD_W = "spread_w"
 EVEN_TAPS_W = "even_taps_w"
 FILLED = "filled"
+# Of few sums in a row a thread has few registers, which do not suffice where rows are known.
+OUTPUT_LAYOUT = "output_layout if output_layout == 2 or pairs or sums > 64 else 0"
+# Whether channels that lie together are stored in whole pieces: 1 no, 2 yes; 0: of any strides.
+PIECES = "0 if output_layout != 2 else 2 if out_channels_per_group % 4 == 0 else 1"
 [constants]
 pairs = "1 if stride_w == 2 and (dilation_w == 2 or dilation_w == 1 and kernel_w <= 8) else 0"
 live_residues = "2 if pairs and dilation_w == 1 and kernel_w > 1 else 1"
@@ -121,6 +125,7 @@ shared_bytes = "block_bytes"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/fill_gaps.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/layout.cuh"
 #include "convt3d/pipeline.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_channels_last.cuh"
@@ -165,6 +170,9 @@ shared_bytes = "block_bytes"
 #endif
 #ifndef FILLED
 #define FILLED 0
+#endif
+#ifndef PIECES
+#define PIECES 0
 #endif
 
 constexpr int SEGMENTS = 4, MOST_QUADS = THREAD_QUADS, ROOM = 16;  // ROOM: for channels, or those of two taps
@@ -400,13 +408,14 @@ __device__ inline void add_live_taps(Tile& tile, const Problem& problem, int ori
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     convt3d_fprop_flattened_simt(const Problem problem, const accum_t* __restrict__ input_cells,
                                  const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                 const View<scalar_t> output, const int images, const int part_d, const int pitch,
-                                 const int plane, const int cells, const int low_d, const int low_h, const int low_w,
-                                 const int reach_d, const int reach_h, const int reach_w, const int ahead_w, const int rows_w,
-                                 const int segment, const int thread_channels, const int thread_quads, const int pairs,
-                                 const int live_residues, const int lead_w, const int spread_w, const int even_taps_w,
-                                 const int channel_warps, const int position_warps, const int chunk, const int stages,
-                                 const int channel_bytes, const int tiles, const int thread_tiles, const int filled) {
+                                 View<scalar_t> output, const int images, const int part_d, const int pitch, const int plane,
+                                 const int cells, const int low_d, const int low_h, const int low_w, const int reach_d,
+                                 const int reach_h, const int reach_w, const int ahead_w, const int rows_w, const int segment,
+                                 const int thread_channels, const int thread_quads, const int pairs, const int live_residues,
+                                 const int lead_w, const int spread_w, const int even_taps_w, const int channel_warps,
+                                 const int position_warps, const int chunk, const int stages, const int channel_bytes,
+                                 const int tiles, const int thread_tiles, const int filled) {
+  lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ Tile tile;
@@ -587,7 +596,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     __syncthreads();  // the ring has been read
     if (pair) load_start();
     const ChannelStage stage = channel_stage(shared + HEADER, again / 32, 1, own_channels);
-    const bool pieces = channels_are_pieces(output, out_channels);
+    const bool are_pieces = channels_are_pieces(output, out_channels);
+    const bool pieces = PIECES ? SPECIALIZED(PIECES == 2, are_pieces) : are_pieces;
 #pragma unroll
     for (int q = 0; q < quads; ++q) {
       const int position = tile.first + q * position_threads + again % position_threads;

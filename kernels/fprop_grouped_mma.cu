@@ -17,6 +17,8 @@ LEAD_W = "lead_w"
 SHIFT_W = "shift_w"
 IN_CHANNELS = "in_channels_per_group"
 OUT_CHANNELS = "out_channels_per_group"
+# In 4-byte types registers do not suffice for channels that are known to lie together.
+OUTPUT_LAYOUT = "0 if output_layout == 2 and itemsize == 4 else output_layout"
 [constants]
 lead_w = "padding_w % stride_w"
 last_offset = "((kernel_w - 1) * dilation_w - lead_w) // stride_w"
@@ -70,6 +72,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/divisor.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/layout.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/split_tf32.cuh"
@@ -359,9 +362,10 @@ __device__ inline scalar_t gathered(const Problem& problem, const View<const sca
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
     convt3d_fprop_grouped_mma(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
-                              const scalar_t* __restrict__ bias, const View<scalar_t> output, const int shift_w,
-                              const int octets, const int channel_tiles, const int quads_w, const int quads, const int runs,
+                              const scalar_t* __restrict__ bias, View<scalar_t> output, const int shift_w, const int octets,
+                              const int channel_tiles, const int quads_w, const int quads, const int runs,
                               const int block_tiles, const int weight_bytes) {
+  lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Place place_tables[2][BLOCK_QUADS];

@@ -11,6 +11,9 @@ EVEN_TAPS_H = "even_taps_h"
 EVEN_TAPS_W = "even_taps_w"
 FILLED = "filled"
 SPLIT = "is_split"
+OUTPUT_LAYOUT = "0 if is_split else output_layout"
+# Whether channels that lie together are stored in whole pieces: 1 no, 2 yes; 0: of any strides, or the sums of parts.
+PIECES = "0 if output_layout != 2 or is_split else 2 if out_channels_per_group % (16 // itemsize) == 0 else 1"
 [constants]
 pairs = "1 if stride_w == 2 and itemsize == 4 and (dilation_w == 2 or dilation_w == 1 and kernel_w <= 8) else 0"
 live_residues = "2 if pairs and dilation_w == 1 and kernel_w > 1 else 1"
@@ -123,6 +126,7 @@ block = 256
 #include "convt3d/epilogue.cuh"
 #include "convt3d/fill_gaps.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/layout.cuh"
 #include "convt3d/row_tile.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_channels_last.cuh"
@@ -171,6 +175,9 @@ block = 256
 #endif
 #ifndef FILLED
 #define FILLED 0
+#endif
+#ifndef PIECES
+#define PIECES 0
 #endif
 #ifndef SPLIT
 #define SPLIT 0
@@ -420,11 +427,12 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     convt3d_fprop_implicit_gemm_simt(const Problem problem, const View<const scalar_t> input,
                                      const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                     const View<scalar_t> output, const int thread_channels, const int thread_quads,
-                                     const int pairs, const int live_residues, const int even_taps_h, const int even_taps_w,
+                                     View<scalar_t> output, const int thread_channels, const int thread_quads, const int pairs,
+                                     const int live_residues, const int even_taps_h, const int even_taps_w,
                                      const int channel_warps, const int stage_elements, const int row_slots, const int tiles,
                                      const int thread_tiles, const int filled, accum_t* __restrict__ partial_sums,
                                      const int is_split, const int parts, const int part_channels) {
+  lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   // A part's sums are finished by another launch.
   const bool split = SPECIALIZED(SPLIT, is_split) != 0;
   const Epilogue epilogue{split ? nullptr : bias};
@@ -555,7 +563,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     __syncthreads();  // the last stage has been read
     const int outputs = 8 / own_channels, of_quad = pair ? 8 : 4;
     const ChannelStage stage = channel_stage(reinterpret_cast<unsigned char*>(stages), again / 32, outputs, own_channels);
-    const bool pieces = channels_are_pieces(target, out_channels);
+    const bool are_pieces = channels_are_pieces(target, out_channels);
+    const bool pieces = PIECES ? SPECIALIZED(PIECES == 2, are_pieces) : are_pieces;
 #pragma unroll
     for (int q = 0; q < quads; ++q) {
       const int index = tile.first_quad + q * position_threads + again % position_threads;

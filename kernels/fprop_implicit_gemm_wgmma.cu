@@ -19,12 +19,19 @@ WINDOW_W = "window_w"
 STRIDE_W = "stride_w"
 RESIDENT = "resident"
 WHOLE_TILES = "whole_tiles"
+OUTPUT_LAYOUT = "output_layout if output_layout == 2 or known_runs else 0"
+# Whether outputs are stored in whole runs of a row, or of eight channels: 1 no, 2 yes; 0: of any strides.
+WHOLE_RUNS = "0 if OUTPUT_LAYOUT == 0 or not known_runs else 2 if OUTPUT_LAYOUT == 1 and stride_w == 2 and not ragged else 1"
+WHOLE_CHANNELS = "0 if OUTPUT_LAYOUT == 0 or itemsize != 2 else 2 if OUTPUT_LAYOUT == 2 and out_channels_per_group % 8 == 0 else 1"
 
 [constants]
 # Columns of a product: channels of a tile, in eights; in TF32 half as many, for the sums of two classes.
 out_tiles = "ceil_div(out_channels_per_group, 8)"
 channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS * 2 // itemsize, 256 // TILES_M) // 8))"
 tile8 = "ceil_div(out_tiles, channel_tiles)"
+ragged = "1 if stride_w == 2 and output_w % (2 * TILES_M) != 0 else 0"
+# Whether rows are whole runs is looked at when it runs where it would ask for more than the layout promises, or for too many registers.
+known_runs = "1 if 2 * TILES_M * itemsize <= 16 and not (ragged and tile8 * TILES_M >= 32) else 0"
 whole_tiles = "1 if out_channels_per_group == channel_tiles * tile8 * 8 else 0"
 # Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
 all_cells = "2 * ceil_div(in_channels_per_group * itemsize, 32)"
@@ -166,6 +173,7 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/layout.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/streaming_store.cuh"
 #include "convt3d/weight_cell.cuh"
@@ -218,6 +226,12 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #endif
 #ifndef WHOLE_TILES
 #define WHOLE_TILES 1
+#endif
+#ifndef WHOLE_RUNS
+#define WHOLE_RUNS 0
+#endif
+#ifndef WHOLE_CHANNELS
+#define WHOLE_CHANNELS 0
 #endif
 
 #if defined(__CUDACC__)
@@ -548,12 +562,13 @@ __device__ __forceinline__ void keep_here(float& sum) {
 
 extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_fprop_implicit_gemm_wgmma(
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
-    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
-    const int channel_tiles, const int tile8, const int chunks, const int chunk_cells, const int tile_w, const int tiles_d,
-    const int tiles_h, const int tiles_w, const int lowest_d, const int lowest_h, const int lowest_w, const int apart_d,
-    const int apart_h, const int apart_w, const int resident, const int window_d, const int window_h, const int window_w,
-    const int positions, const int stage_bytes, const int stages, const int slabs, const int slab_bytes, const int tile_cost,
-    const int granule, const int costs, const int cells_h, const int plane_cells, const int zeros) {
+    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, View<scalar_t> output, const int channel_tiles,
+    const int tile8, const int chunks, const int chunk_cells, const int tile_w, const int tiles_d, const int tiles_h,
+    const int tiles_w, const int lowest_d, const int lowest_h, const int lowest_w, const int apart_d, const int apart_h,
+    const int apart_w, const int resident, const int window_d, const int window_h, const int window_w, const int positions,
+    const int stage_bytes, const int stages, const int slabs, const int slab_bytes, const int tile_cost, const int granule,
+    const int costs, const int cells_h, const int plane_cells, const int zeros) {
+  lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   extern __shared__ __align__(1024) unsigned char shared[];
   const int cells = SPECIALIZED(CELLS, chunk_cells), columns8 = SPECIALIZED(WGMMA_TILES, tile8);
@@ -806,9 +821,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   // In laid-out windows the first warpgroup is a slab ahead of the others, so that not all end a class at the same time.
   const bool apart = LAY_OUT && CONSUMERS > 1 && slabs >= 3, leads = apart && warpgroup == 0, follows = apart && warpgroup > 0;
   // The outputs of a lane's neighbours are whole runs of their row, or eight channels neighbours in memory.
-  [[maybe_unused]] const bool whole_runs =
-      stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
-  [[maybe_unused]] const bool whole_channels = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
+  const bool are_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
+  const bool are_eights = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
+  [[maybe_unused]] const bool whole_runs = WHOLE_RUNS ? SPECIALIZED(WHOLE_RUNS == 2, are_runs) : are_runs;
+  [[maybe_unused]] const bool whole_channels = WHOLE_CHANNELS ? SPECIALIZED(WHOLE_CHANNELS == 2, are_eights) : are_eights;
   const unsigned stage_k = static_cast<unsigned>(positions), slab_k = static_cast<unsigned>(columns8) * 8;  // in 16 bytes
   const unsigned first_stage = wgmma_operand(stage_base, stage_k * 16) + static_cast<unsigned>(warpgroup * rows_h * rows_w);
   const unsigned first_slab = wgmma_operand(slab_base, slab_k * 16);

@@ -29,6 +29,8 @@ FILLED = "filled"
 ROW_STORES = "row_stores"
 COMPOSED = "composed8"
 WHOLE_TILES = "whole_tiles"
+OUTPUT_LAYOUT = "output_layout"
+PAIRS = "pairs"
 
 [constants]
 slots = "kernel_d"
@@ -49,6 +51,10 @@ cells_launch = "0 if LAY_OUT == 0 or classes_h == 1 and products * out_tiles <= 
 filled = "1 if gcd(stride_d, dilation_d) > 1 or classes_h < stride_h else 0"
 # Rows of an odd length with a stride of 2 are no aligned pairs: they pass through shared memory.
 odd_rows = "1 if stride_w == 2 and output_w % 2 == 1 else 0"
+gaps = "1 if filled and (classes_w * merged_w < stride_w or step > slots) else 0"
+# What is stored at once, one more than `pairs_of` says; 0: of any strides.
+even_columns = "stride_w % 2 == 0 and output_w % 2 == 0 and (phase_w - padding_w) % 2 == 0 and gaps == 0"
+pairs = "0 if output_layout == 0 else 3 if output_layout == 2 and out_channels_per_group % 2 == 0 else 2 if output_layout == 1 and even_columns else 1"
 accumulators = "192 if cells_launch and not odd_rows and not filled else 144"
 fit_1 = "max(1, min(accumulators // (4 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
 fit_2 = "max(1, min(accumulators // (8 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
@@ -185,6 +191,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/layout.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/split_tf32.cuh"
@@ -266,6 +273,9 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #endif
 #ifndef WHOLE_TILES
 #define WHOLE_TILES 0
+#endif
+#ifndef PAIRS
+#define PAIRS 0
 #endif
 
 #if defined(__CUDACC__)
@@ -686,7 +696,7 @@ __device__ __forceinline__ void fill_shared(scalar_t* shared, int count, scalar_
 
 extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PRODUCERS)) * 128, 1) convt3d_fprop_rolling_wgmma(
     const Problem problem, const View<const scalar_t> input, const accum_t* __restrict__ packed_weight,
-    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, const View<scalar_t> output,
+    const accum_t* __restrict__ input_cells, const scalar_t* __restrict__ bias, View<scalar_t> output,
     const int in_channels_per_group, const int out_channels_per_group, const int slots, const int step, const int merged_w,
     const int classes_w, const int slot_tiles, const int thread_tiles, const int chunk_cells, const int cells_launch,
     const int row_taps, const int phase_w, const int row_slabs, const int resident, const int filled, const int period_h,
@@ -696,6 +706,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     const int slabs, const int raws, const int tap_bytes, const int tile_slabs, const int slab_bytes, const int stage_bytes,
     const int raw_length, const int rows_at, const int row_stores, const int composed8, const int composed_at,
     const int composed_pitch, const int plane_pitch) {
+  lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   extern __shared__ __align__(1024) unsigned char shared[];
   const int slot_count = SPECIALIZED(SLOTS, slots), flush = SPECIALIZED(STEP, step);
@@ -1027,7 +1038,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const int stored_w = class_count * merged;  // residues of w that have taps
   const int sum_count = class_count * tiles * columns8 * 4;
   const bool has_gaps = SPECIALIZED(FILLED, filled) && (stored_w < problem.stride[2] || flush > slot_count);
-  const Pairs pairs = pairs_of(problem, output, phase_w - problem.padding[2], has_gaps);
+  const Pairs found = pairs_of(problem, output, phase_w - problem.padding[2], has_gaps);
+  const Pairs pairs = PAIRS ? static_cast<Pairs>(SPECIALIZED(PAIRS - 1, found)) : found;
   // What all blocks fill in a step is, in 4-byte types, more than L2 keeps until the sums are stored into it: there planes with taps are
   // filled after the products. (Two parts of TF32 leave no registers for it.)
   constexpr bool fills_late = sizeof(scalar_t) == 4 && PARTS == 1;

@@ -25,6 +25,7 @@ PADDING_W = "padding_w"
 DILATION_D = "dilation_d"
 DILATION_H = "dilation_h"
 DILATION_W = "dilation_w"
+OUTPUT_LAYOUT = "output_layout if patch_w == 64 else 0"
 
 [constants]
 # Small groups may be put together as one of more channels, whose weights from group to group are zero.
@@ -146,6 +147,7 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/layout.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/weight_cell.cuh"
@@ -357,11 +359,11 @@ __device__ __forceinline__ void store_in_order(scalar_t* target, const Cell& cel
 extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
     convt3d_fprop_stationary_wgmma(const Problem problem, const View<const scalar_t> input,
                                    const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                                   const View<scalar_t> output, const int set_inputs, const int set_outputs,
-                                   const int channel_tiles, const int tile8, const int chunks, const int chunk_cells,
-                                   const int patch_w, const int tiles_d, const int tiles_h, const int tiles_w,
-                                   const int weight_bytes, const int run_bytes, const int runs, const int stages,
-                                   const int sets, const int units) {
+                                   View<scalar_t> output, const int set_inputs, const int set_outputs, const int channel_tiles,
+                                   const int tile8, const int chunks, const int chunk_cells, const int patch_w,
+                                   const int tiles_d, const int tiles_h, const int tiles_w, const int weight_bytes,
+                                   const int run_bytes, const int runs, const int stages, const int sets, const int units) {
+  lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   extern __shared__ __align__(1024) unsigned char shared[];
 #if !defined(__CUDACC__)

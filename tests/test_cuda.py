@@ -12,7 +12,7 @@ from test_architecture import CARDS
 from cupy_convt3d import cache
 from cupy_convt3d.architecture import capability
 from cupy_convt3d.errors import BackendError, CompileError, KernelError
-from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.kernel import ANY_STRIDES, CHANNELS_LAST, CONTIGUOUS, Kernel
 from cupy_convt3d.lab.run.verify import verify
 from cupy_convt3d.lab.suites import suite
 from cupy_convt3d.lab.tune.carry_child import sections
@@ -39,12 +39,14 @@ __global__ void plain(const float* input, float* output) {
 
 
 # Cards of one family have one code generator: of the others each kernel has one instance compiled.
+LAYOUTS = (ANY_STRIDES, CONTIGUOUS, CHANNELS_LAST)
 FIRST_OF_THEIR_FAMILY = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
 
 def instances(kernel: Kernel) -> list[Instance]:
     """One for each dtype; of a kernel specialized by problem those of four named problems, or of the first four that it can do (of
-    few channels too, where it can do one named problem or none), and what `attributes` are asked of: its first dtype without a problem."""
+    few channels too, where it can do one named problem or none), and what `attributes` are asked of: its first dtype without a problem.
+    One that is made for the output's layout is compiled for each."""
     if not kernel.specialize:
         return [Instance(kernel, dtype) for dtype in kernel.dtypes]
     found = [Instance(kernel, kernel.dtypes[0])]
@@ -54,8 +56,8 @@ def instances(kernel: Kernel) -> list[Instance]:
             able |= {name: p for name, p in suite("few_channels").items() if kernel.why_not(p, dtype) is None}
         chosen = [able[name] for name in ("kb58", "kb61", "gan_4s2p1", "vae_3s2") if name in able] or list(able.values())[:4]
         assert chosen
-        found += [Instance(kernel, dtype, kernel.plan(p, dtype).specialization) for p in chosen]
-    return found
+        found += [Instance(kernel, dtype, kernel.plan(p, dtype, output_layout=one).specialization) for p in chosen for one in LAYOUTS]
+    return list(dict.fromkeys(found))
 
 
 @lru_cache(maxsize=64)

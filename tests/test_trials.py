@@ -59,7 +59,7 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_plans: None, ieee
     """torch's CPU tensors are given to `Gpu`, trials may be held, and this is their clock."""
     gpu, clock = Gpu(), Clock()
     monkeypatch.setenv("CONVT3D_TUNING", str(tmp_path / "tuning.json"))
-    for module in ("choice", "trials", "torch_plan"):
+    for module in ("choice", "torch_plan"):
         monkeypatch.setattr(f"cupy_convt3d.{module}.backend_for", lambda *_: gpu)
     place = choice._choose_backend
     monkeypatch.setattr(

@@ -16,9 +16,21 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..errors import KernelError
-from ..kernel import HOST_MULTIPROCESSORS, Kernel, Limits, Parameter, Plan, PlannedLaunch
+from ..kernel import (
+    ANY_STRIDES,
+    CHANNELS_LAST,
+    CONTIGUOUS,
+    HOST_MULTIPROCESSORS,
+    Kernel,
+    Limits,
+    Parameter,
+    Plan,
+    PlannedLaunch,
+)
 from ..problem import Problem, c_values
 from ..source import Instance
+
+LAYOUT_ALIGNMENT = 16  # bytes, of a tensor whose layout a binary may be compiled for
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,21 @@ class TensorRef:
             smallest = step * max(1, ref.shape[axis])
         return True
 
+    @property
+    def layout(self) -> int:
+        """Which strides and alignment a binary may rely on (`output_layout`), of axes of size 1 too.
+
+        CONTIGUOUS and CHANNELS_LAST: the very strides that torch gives a new tensor of that format, and no others (channels of a
+        contiguous tensor do not lie together, rows of the other do not), from a multiple of LAYOUT_ALIGNMENT on.
+        """
+        if len(self.shape) == 5 and 0 not in self.shape and self.pointer % LAYOUT_ALIGNMENT == 0:
+            _, c, d, h, w = self.shape
+            if self.strides == (c * d * h * w, d * h * w, h * w, w, 1) and d * h * w > 1:
+                return CONTIGUOUS
+            if self.strides == (c * d * h * w, 1, h * w * c, w * c, c) and c > 1:
+                return CHANNELS_LAST
+        return ANY_STRIDES
+
     def with_batch(self) -> TensorRef:
         """Return a volume with its batch: an unbatched one gets the stride that `torch.Tensor.unsqueeze(0)` gives it."""
         if len(self.shape) == 5:
@@ -65,6 +92,13 @@ class TensorRef:
         sizes = (tap.stop - tap.start for tap in taps)
         ahead = sum(tap.start * step for tap, step in zip(taps, self.strides[2:], strict=True))
         return TensorRef(self.pointer, (*self.shape[:2], *sizes), self.strides), ahead
+
+
+def output_layout(problem: Problem, layout: str) -> int:
+    """Return the layout of the output that torch gives a new tensor for a problem, "ncdhw" or "channels_last"."""
+    n, c, d, h, w = problem.output_shape
+    strides = (c * d * h * w, *((d * h * w, h * w, w, 1) if layout == "ncdhw" else (1, h * w * c, w * c, c)))
+    return TensorRef(0, (n, c, d, h, w), strides).layout
 
 
 @lru_cache(maxsize=64)
@@ -86,6 +120,8 @@ class Arguments:
     config: Any = None
 
     def __init__(self, launch: PlannedLaunch, problem: Problem, tensors: Mapping[str, TensorRef]) -> None:
+        if launch.output_layout != ANY_STRIDES and tensors["output"].layout != launch.output_layout:
+            raise KernelError(f"{launch.symbol}: is planned for an output of another layout, or one that is not aligned")
         self.values = [self._value(p, launch, problem, tensors.get(p.name)) for p in launch.parameters]
         self.sizes = [ctypes.sizeof(value) for value in self.values]
         self._pointers = (ctypes.c_void_p * max(1, len(self.values)))(*map(ctypes.addressof, self.values))
@@ -216,7 +252,8 @@ class Prepared:
     """The launches of one call, compiled and with all their arguments but the addresses: what a call like it is launched from.
 
     Args:
-        tensors: every tensor of the pass by name, `bias` only where there is one; their addresses are of no account here.
+        tensors: every tensor of the pass by name, `bias` only where there is one; their addresses are of no account here, but for the
+            alignment that code may rely on: an output that has less is written by code for any strides, compiled when there is one.
         allowed: the caller has asked `why_not` itself.
         plan: the kernel's for this problem, if at hand.
 
@@ -241,7 +278,12 @@ class Prepared:
     ) -> None:
         if not allowed and (reason := backend.why_not(kernel, problem, dtype)):
             raise KernelError(reason)
-        plan = plan or kernel.plan(problem, dtype, backend.multiprocessors)
+        layout = tensors["output"].layout if "output" in tensors else ANY_STRIDES
+        plan = plan or kernel.plan(problem, dtype, backend.multiprocessors, layout)
+        self._relies_on_alignment = plan.output_layout != ANY_STRIDES
+        self._for_any_strides: Callable[[], Prepared] = lru_cache(maxsize=1)(
+            lambda: Prepared(backend, kernel, problem, dtype, tensors, True, kernel.plan(problem, dtype, backend.multiprocessors))
+        )
         self._module = backend.compile(backend.instance(kernel, dtype, plan))
         itemsize = DTYPES[dtype].accumulate.itemsize
         self.workspace = {name: numel * itemsize for name, numel in plan.workspace.items()}
@@ -267,6 +309,8 @@ class Prepared:
         Raises:
             LaunchError: as the backend says.
         """
+        if self._relies_on_alignment and addresses["output"] % LAYOUT_ALIGNMENT:
+            return self._for_any_strides().launch(addresses, stream, seed, packed)
         with self._lock:  # the arguments are shared; a launch has copied them when it returns
             for name, value in self._addresses:
                 value.value = addresses[name]

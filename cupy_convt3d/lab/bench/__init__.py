@@ -148,7 +148,7 @@ def _build(
     for pass_name, layout, problem in itertools.product(plan.passes, plan.layouts, problems.values()):
         with suppress(KernelError):
             found = _contenders(plan.kernels, problem, pass_name, precision, layout, meter.backend)
-            contenders += [(kernel, problem, instance) for kernel, instance in found]
+            contenders += [(kernel, problem, instance, layout) for kernel, instance in found]
     if progress is not None:
         progress(done, total, f"compiling for {precision}")
     meter.build(contenders)

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ... import ops
-from ...backends.base import Backend
+from ...backends.base import Backend, output_layout
 from ...choice import asked_of_kernels, choose, given_to, instance_for
 from ...dtypes import DTYPES
 from ...errors import BackendError, KernelError, LaunchError
@@ -226,7 +226,8 @@ class CallContest:
         """Return what compiling ahead took for a contender."""
         bench = self.bench
         compiled = contender.compiled(self.problem, self.pass_name, bench.backend)
-        plans = ((kernel, instance, bench.plan(kernel, problem, instance)) for kernel, problem, instance in compiled)
+        layout = output_layout(self.problem, self.layout)
+        plans = ((kernel, instance, bench.plan(kernel, problem, instance, layout)) for kernel, problem, instance in compiled)
         return max((bench.build_ms.get(bench.backend.instance(*one), 0.0) for one in plans), default=0.0)
 
     def _first(self, row: CallRow, call: Callable[[], Any], compile_ms: float) -> CallRow:

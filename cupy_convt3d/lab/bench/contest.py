@@ -16,7 +16,7 @@ from ...errors import BackendError, KernelError, LaunchError
 from ...kernel import Kernel
 from ...problem import Problem
 from ..accuracy import Sample, sample
-from .measure import SLOW_MS, Bench, Ceilings, Row, poison
+from .measure import SLOW_MS, Bench, Ceilings, Row, layout_of, poison
 from .rivals import RIVALS, as_tensor, torch_call, torch_settings
 
 _MUCH_TOO_SLOW_MS = 10 * SLOW_MS  # even a first call, with all it sets up, says enough
@@ -69,7 +69,7 @@ class Contest:
         bench, problem = self.bench, self.problem
         poison(self.arrays[self.written])
         try:
-            plan = bench.plan(kernel, problem, instance)
+            plan = bench.plan(kernel, problem, instance, layout_of(self.arrays))
             compiled = bench.backend.instance(kernel, instance, plan)
             load_ms, _ = bench.first(lambda: bench.backend.compile(compiled))
             compile_ms = bench.build_ms.pop(compiled, 0.0) + load_ms

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ...backends.base import Arguments, Backend, Step, TensorRef, in_order
+from ...backends.base import Arguments, Backend, Step, TensorRef, in_order, output_layout
 from ...dtypes import DTYPES
 from ...errors import BackendError, KernelError
-from ...kernel import Kernel, Plan
+from ...kernel import ANY_STRIDES, Kernel, Plan
 from ...problem import Problem
 from ...source import Instance
 from .rivals import RIVALS, check_rivals, torch_module, torch_settings
@@ -140,22 +140,30 @@ class Bench:
         """What results call the first rival, or None."""
         return RIVALS[self.backend.name][self.against[0]] if self.against else None
 
-    def plan(self, kernel: Kernel, problem: Problem, dtype: str) -> Plan:
+    def plan(self, kernel: Kernel, problem: Problem, dtype: str, layout: int = ANY_STRIDES) -> Plan:
         """Return the kernel's launches on this backend.
+
+        Args:
+            layout: of the output, as `Kernel.plan` takes it.
 
         Raises:
             KernelError: the kernel cannot do the problem; the text is `Kernel.why_not`'s.
         """
         if reason := self.backend.why_not(kernel, problem, dtype):
             raise KernelError(reason)
-        return kernel.plan(problem, dtype, self.backend.multiprocessors)
+        return kernel.plan(problem, dtype, self.backend.multiprocessors, layout)
 
-    def build(self, contenders: Iterable[tuple[Kernel, Problem, str]]) -> None:
-        """Fill the cache of compiled kernels, several at a time; what cannot be compiled is left for its own turn to say."""
+    def build(self, contenders: Iterable[tuple[Kernel, Problem, str, str]]) -> None:
+        """Fill the cache of compiled kernels, several at a time; what cannot be compiled is left for its own turn to say.
+
+        Args:
+            contenders: kernel, problem, instance, and "ncdhw" or "channels_last".
+        """
         instances = []
-        for kernel, problem, dtype in contenders:
+        for kernel, problem, dtype, layout in contenders:
             with suppress(KernelError):
-                instances.append(self.backend.instance(kernel, dtype, self.plan(kernel, problem, dtype)))
+                plan = self.plan(kernel, problem, dtype, output_layout(problem, layout))
+                instances.append(self.backend.instance(kernel, dtype, plan))
 
         def timed(instance: Instance) -> float:
             start = time.perf_counter()
@@ -221,7 +229,7 @@ class Bench:
         self, kernel: Kernel, problem: Problem, dtype: str, arrays: Mapping[str, Any]
     ) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
         """Return the call that packs the weight, the one that does the rest, and both in one; they share the workspaces."""
-        plan = self.plan(kernel, problem, dtype)
+        plan = self.plan(kernel, problem, dtype, layout_of(arrays))
         module = self.backend.compile(self.backend.instance(kernel, dtype, plan))
         workspace = {name: self.xp.empty(numel, DTYPES[dtype].accumulate) for name, numel in plan.workspace.items()}
         tensors = {name: _reference(array) for name, array in {**arrays, **workspace}.items()}
@@ -315,6 +323,11 @@ def poison(array: Any) -> None:
 def _start(position: int) -> int:
     """Where in the pattern a tensor begins: not the same numbers in every one, but memory as aligned as an allocator's."""
     return 1024 * position
+
+
+def layout_of(arrays: Mapping[str, Any]) -> int:
+    """Return what `Kernel.plan` is told of the tensors of a pass."""
+    return _reference(arrays["output"]).layout if "output" in arrays else ANY_STRIDES
 
 
 def _reference(array: Any) -> TensorRef:

@@ -209,8 +209,8 @@ class _Run:
             self.tell(done, total, f"compiling for {len({layer.name for layer, *_ in waiting})} layers")
             asked = {question: self._contenders(question) for question in waiting}
             self.bench.build(
-                one
-                for (layer, pass_name, *_), found in asked.items()
+                (*one, layout)
+                for (layer, pass_name, _, layout), found in asked.items()
                 for contender in found
                 for one in contender.compiled(self.problems[layer.name], pass_name, self.bench.backend)
             )

@@ -129,7 +129,12 @@ def sweep(
     ends = None if minutes is None else clock() + 60 * minutes
     for start in range(0, len(layers), AHEAD):
         batch = [(problem, list(run.candidates(problem))) for problem in layers[start : start + AHEAD]]
-        bench.build((kernel, problem, instance) for problem, candidates in batch for kernel, instance in candidates)
+        bench.build(
+            (kernel, problem, instance, layout)
+            for problem, candidates in batch
+            for kernel, instance in candidates
+            for layout in LAYOUTS
+        )
         for number, (problem, candidates) in enumerate(batch, start):
             if ends is not None and clock() >= ends:
                 run.save()

@@ -23,7 +23,7 @@ from ...backends.base import Backend
 from ...backends.host import check_sanitizer
 from ...dtypes import DTYPES
 from ...errors import BackendError, KernelError, ProblemError, shown
-from ...kernel import Kernel
+from ...kernel import CONTIGUOUS, Kernel
 from ...problem import Problem
 from ...source import Instance
 from .. import strategies
@@ -253,7 +253,7 @@ class _Search:
                 backend.build(instance)
 
         instances = dict.fromkeys(
-            backend.instance(kernel, dtype, kernel.plan(problem, dtype, backend.multiprocessors))
+            backend.instance(kernel, dtype, kernel.plan(problem, dtype, backend.multiprocessors, CONTIGUOUS))
             for kernel, problem, dtype in self.known_problems()
             if not self.gpu_refuses(kernel, problem, dtype)
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ... import architecture, cost
+from ...backends.base import output_layout
 from ...backends.nvrtc import compile_cubin
 from ...calls import Call
 from ...choice import asked_of_kernels, automatic, given_to
@@ -131,5 +132,5 @@ def _taken(call: Call, card: Gpu) -> tuple[Instance | None, str]:
     if found.left_to_torch is not None:
         return None, f"torch's own operator, {found.left_to_torch}"
     given = given_to(found.kernel, found.instance, problem, call.pass_name, card.arch, card.limits)
-    plan = found.kernel.plan(given, found.instance, card.limits.multiprocessors)
+    plan = found.kernel.plan(given, found.instance, card.limits.multiprocessors, output_layout(given, call.layout))
     return Instance(found.kernel, found.instance, plan.specialization), ""  # all functions: for other volumes of the layer too

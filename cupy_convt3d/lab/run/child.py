@@ -14,7 +14,7 @@ import traceback
 from typing import Any
 
 from ...errors import BackendError, printable
-from ...kernel import Kernel, Limits
+from ...kernel import ANY_STRIDES, Kernel, Limits, Numbers
 from ...problem import Problem
 from ...source import Instance
 from . import process, runner, talk
@@ -66,7 +66,9 @@ class Child(Executor):
         with contextlib.suppress(Failure, *runner.ERRORS.values()):
             while self._left:  # nobody has asked for them
                 self.finish()
-        number = self.load(kernel, *arguments[:2])
+        layout = arguments[-1].output_layout if isinstance(arguments[-1], Numbers) else ANY_STRIDES
+        problem, dtype = arguments[:2]
+        number = self.load(kernel, problem, dtype, layout)
         self._arena.tidy()
         self._slots, self._views = self._arena.lay_out(arrays)
         self._send(work, self._slots, number, *arguments)
@@ -79,14 +81,14 @@ class Child(Executor):
             raise self._failure("crash: the kernel has started a process; it was ended")
         return self._views
 
-    def load(self, kernel: Kernel, problem: Problem, dtype: str) -> int:
-        """Have a kernel ready to launch, and return its number."""
+    def load(self, kernel: Kernel, problem: Problem, dtype: str, output_layout: int = ANY_STRIDES) -> int:
+        """Have a kernel ready to launch on such an output, and return its number."""
         self.begin()
-        plan = kernel.plan(problem, dtype, self.multiprocessors)
+        plan = kernel.plan(problem, dtype, self.multiprocessors, output_layout)
         instance = Instance.of_plan(kernel, dtype, plan) if self.arch else Instance(kernel, dtype)
         if instance not in self._loaded:
             process.kill_children(self._own_family, self.pid)  # what a compiler has left is not the kernel's
-            self._send("load", kernel, problem, dtype)
+            self._send("load", kernel, problem, dtype, output_layout)
             self._answer(_LOAD_LIMIT_S if self.name == "host" else COMPILE_LIMIT_S)
             self._loaded[instance] = len(self._loaded)
         return self._loaded[instance]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import BackendError, LaunchError
-from ...kernel import Kernel, Numbers
+from ...kernel import CONTIGUOUS, Kernel, Numbers
 from ...problem import Problem
 from ...source import Instance
 from . import process, talk
@@ -67,7 +67,7 @@ class Judge:
             self._host.build(Instance(kernel, dtype))
         number = len(self._instances)
         self._instances.append((kernel, dtype))
-        self.child.load(kernel, problem, dtype)
+        self.child.load(kernel, problem, dtype, CONTIGUOUS)  # as most tensors are; on a GPU a binary for others is compiled for them
         return {"number": number}, []
 
     def _verify(

@@ -73,8 +73,8 @@ def _serve(requests: int, replies: int, arena: Arena, setup: tuple[str, str | No
         serial, request, *arguments = pickle.loads(asked.read())  # the judge wrote it
         try:
             if request == "load":
-                kernel, problem, dtype = arguments
-                plan = kernel.plan(problem, dtype, local.multiprocessors)
+                kernel, problem, dtype, layout = arguments
+                plan = kernel.plan(problem, dtype, local.multiprocessors, layout)
                 local.backend.compile(local.backend.instance(kernel, dtype, plan))
                 kernels.append(kernel)
                 say(serial)

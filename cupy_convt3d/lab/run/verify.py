@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import reference
-from ...backends.base import Backend
+from ...backends.base import Backend, TensorRef
 from ...dtypes import DTYPES
 from ...errors import KernelError, LaunchError
 from ...kernel import Kernel, Numbers
@@ -296,6 +296,16 @@ def _numbers(executor: Executor, kernel: Kernel, problem: Problem, dtype: str) -
     return kernel.numbers(kernel.plan(problem, dtype, executor.multiprocessors))
 
 
+def _numbers_for(example: _Example, written: _Placed) -> Numbers:
+    """Return the numbers of a plan for the output's layout, where that is the same in all runs."""
+    size = DTYPES[example.dtype].itemsize
+    layouts = {TensorRef(start * size, *written.layout).layout for start in written.starts}
+    if not example.kernel.knows_layout or len(layouts) > 1:
+        return example.numbers
+    kernel, multiprocessors = example.kernel, example.executor.multiprocessors
+    return kernel.numbers(kernel.plan(example.problem, example.dtype, multiprocessors, *layouts))
+
+
 def _bound(kernel: Kernel, problem: Problem, dtype: str, values: Mapping[str, Array], ref: Array) -> Array:
     return reference.error_bound(kernel.pass_name, problem, values, reference.precision(dtype), reference=ref)
 
@@ -338,7 +348,8 @@ class _Runs:
                 count, self._starts[run][name] = example.room(size, unsigned.itemsize, run, alignment=_ALLOCATED_BYTES)
                 arrays[of_run(run, name)] = _filled(count, _OUTSIDE[accumulate], unsigned)
         layouts = {name: tensor.layout for name, tensor in placed.items()}
-        executor.start(launch, len(orders), arrays, kernel, problem, dtype, layouts, self._starts, orders, example.numbers)
+        numbers = _numbers_for(example, written)
+        executor.start(launch, len(orders), arrays, kernel, problem, dtype, layouts, self._starts, orders, numbers)
 
     def finish(self) -> Array | Outcome:
         """Return the bits the kernel wrote in the next run, or what it did outside of them."""

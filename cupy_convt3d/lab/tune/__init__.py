@@ -115,7 +115,7 @@ def _tune_problem(
             key = (*question[:2], str(problem), *question[2:], LIBRARY, "", question.precision)
             found.append((Entry(*key, {}, rival_ms, rival_ms), f"{LIBRARY} {rival_ms:.4g} ms"))
     searches = [_Search(contest, kernel, instance, _beginnings(kernel, instance, known)) for kernel, instance in waiting]
-    bench.build((candidate, problem, search.instance) for search in searches for candidate in search.able)
+    bench.build((candidate, problem, search.instance, question.layout) for search in searches for candidate in search.able)
     for search in searches:
         search.time()
     best_ms = min([search.best_ms for search in searches] + [entry.median_ms for entry in have.values() if entry is not None])
@@ -187,7 +187,8 @@ class _Search:
         values = next(rounds, None)
         while values is not None:
             self.propose([_with(self.kernel, {**self.best.tunables, **v}) for v in values])
-            self.contest.bench.build((candidate, self.contest.problem, self.instance) for candidate in self.able)
+            contest = self.contest
+            contest.bench.build((candidate, contest.problem, self.instance, contest.layout) for candidate in self.able)
             try:
                 values = rounds.send(self.time())
             except StopIteration:

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import cache, includes, tuning
+from ...backends.base import output_layout
 from ...errors import BackendError, DataError, shown
+from ...problem import Problem
 from ...source import PACKAGE, code_alone
 from ...tuning import LIBRARY, Database, Entry
 from ..progress import Progress
@@ -154,20 +156,22 @@ class _Job:
     instance: str
     tunables: tuple[tuple[str, int], ...]
     problem: str
+    layout: str
     card: Card
 
     @property
     def asked(self) -> dict[str, Any]:
         arch, multiprocessors = self.card
         tunables = dict(self.tunables)
-        return {**vars(self), "tunables": tunables, "arch": arch, "multiprocessors": multiprocessors}
+        layout = output_layout(Problem.parse(self.problem), self.layout)
+        return {**vars(self), "tunables": tunables, "arch": arch, "multiprocessors": multiprocessors, "output_layout": layout}
 
     def __str__(self) -> str:
         return f"{self.kernel} [{self.instance}] {self.problem}"
 
 
 def _job(entry: Entry, card: Card) -> _Job:
-    return _Job(entry.kernel, entry.instance, tuple(sorted(entry.tunables.items())), entry.problem, card)
+    return _Job(entry.kernel, entry.instance, tuple(sorted(entry.tunables.items())), entry.problem, entry.layout, card)
 
 
 def _card(device: str) -> Card | None:

@@ -36,7 +36,10 @@ def _instance(asked: dict[str, Any]) -> tuple[Any, Any]:
 
     kernel = registry.kernels()[asked["kernel"]]
     kernel = kernel.replace_tunables(**{name: value for name, value in asked["tunables"].items() if name not in kernel.specialize})
-    plan = kernel.plan(Problem.parse(asked["problem"]), asked["instance"], asked["multiprocessors"])
+    arguments = (Problem.parse(asked["problem"]), asked["instance"], asked["multiprocessors"])
+    # Before binaries were made for a layout, all layouts had the same.
+    layout = {"output_layout": asked["output_layout"]} if getattr(kernel, "knows_layout", False) else {}
+    plan = kernel.plan(*arguments, **layout)
     return Instance(kernel, asked["instance"], plan.specialization), plan
 
 
