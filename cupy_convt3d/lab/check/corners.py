@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import KernelError, ProblemError
-from ...expressions import FUNCTIONS
+from ...expressions import FUNCTIONS, evaluate
 from ...kernel import HOST_MULTIPROCESSORS, Kernel
 from ...problem import Problem
 
@@ -246,7 +246,12 @@ class _Search:
         except KernelError:
             return None
         threads = sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)
-        return None if threads > _MOST_THREADS else 2 + threads / 500 + work / 20_000
+        tiles = 0.0  # multiply-adds of whole tiles, which are padding for the most part
+        if self.kernel.cost:
+            names = self.kernel.names(problem, self.dtype, HOST_MULTIPROCESSORS)
+            steps, products = (float(evaluate(self.kernel.cost[name], names)) for name in ("steps", "products"))
+            tiles = steps * products * math.prod(launches[-1].grid)
+        return None if threads > _MOST_THREADS else 2 + threads / 500 + work / 20_000 + tiles / 80_000
 
     def changed(self, problem: Problem) -> Problem | None:
         """Return a problem with one to three of its numbers changed; None: it would be none."""
