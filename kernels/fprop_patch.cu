@@ -13,7 +13,8 @@ voxels = "batch * input_voxels"
 columns = "out_channels_per_group * taps"
 large_blocks = "ceil_div(voxels, 128) * ceil_div(columns, 128) * groups"
 medium_blocks = "ceil_div(voxels, 64) * ceil_div(columns, 64) * groups"
-fitting = "1 if large_blocks >= LARGE_BLOCKS * multiprocessors else 2 if medium_blocks >= MEDIUM_BLOCKS * multiprocessors else 3"
+# The large tile stores runs of four voxels, of which shorter rows have none.
+fitting = "1 if large_blocks >= LARGE_BLOCKS * multiprocessors and (kernel_w != 2 or input_w >= 4) else 2 if medium_blocks >= MEDIUM_BLOCKS * multiprocessors else 3"
 tile = "TILE if TILE else fitting"
 edge = "128 if tile == 1 else 64 if tile == 2 else 32"
 # The large tile has as many columns as divide them evenly.
