@@ -18,7 +18,7 @@ ring_bytes = "WARPGROUPS * 4 * STAGES * ROWS * 1024"
 chunk_bytes = "128 * (1 + split)"
 room = "227 * 1024 - ring_bytes - 8 * chunks"
 # A thread has half a sum for each column of a row, in tf32x3 two halves.
-fit_columns = "2 * (min(255, 512 // WARPGROUPS) - 40 - (24 + 16 * split) * ROWS) // ((1 + split) * ROWS)"
+fit_columns = "2 * (min(255, 512 // WARPGROUPS) - 40 - 24 * ROWS - 32 * split) // ((1 + split) * ROWS)"
 most_columns = "min(COLUMNS, 4 * vector * (fit_columns // (4 * vector)), 4 * vector * (room // (chunks * chunk_bytes + 8) // (4 * vector)))"
 column_tiles = "ceil_div(columns, max(4 * vector, most_columns))"
 tile_columns = "4 * vector * ceil_div(ceil_div(columns, column_tiles), 4 * vector)"

@@ -426,7 +426,7 @@ def test_what_is_flattened_has_no_more_zeros_than_its_taps_need() -> None:
 def test_a_patch_tile_fills_the_gpu() -> None:
     """The largest tile of which each multiprocessor gets a few; the smaller ones where that is none."""
     for name, symbol, blocks in (
-        ("n2_c64to32_i64_k2_s2", "128x128", 2048),
+        ("n2_c64to32_i64_k2_s2", "128", 2048),
         ("n1_c320to320_i8x10x12_k2_s2", "64x64", 600),
         ("n1_c192to96_i12_k2_s2", "64x64", 324),
         ("n1_c384to192_i6_k2_s2", "32x32", 336),

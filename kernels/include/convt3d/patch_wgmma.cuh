@@ -110,7 +110,8 @@ template <class Load, class Copy>
 __device__ __forceinline__ void multiply_tile(float (&sums)[ROWS][SUMS], Weights& weights, Ring& ring, const Load& load,
                                               const Copy& copy) {
   Fragments fragments[2];
-  // Tensor cores cut off what they add: in tf32x3 the sums of a chunk join the others by a rounded addition.
+  // Tensor cores cut off what they add. So in tf32x3 a chunk has sums of its own, which join the others by a rounded addition, and products
+  // with a low part come first: they meet small sums, of which little is cut off.
   float chunk_sums[PARTS == 2 ? ROWS : 1][PARTS == 2 ? SUMS : 1];
   if constexpr (PARTS == 2) {
 #pragma unroll
@@ -128,21 +129,29 @@ __device__ __forceinline__ void multiply_tile(float (&sums)[ROWS][SUMS], Weights
       load(ring.pair + odd * STAGE_BYTES, fragments[odd]);
       if (odd == 0 && weights.fresh) mbarrier_wait(weights.barriers + static_cast<unsigned>(chunk) * 8, 0);
       wgmma_fence();
-      const unsigned b = operand + static_cast<unsigned>(chunk * weights.chunk_bytes() + odd * 64 * weights.tile_columns) / 16;
+      // One part of the inputs of a half of the chunk by one of the weights.
+      const auto multiply = [&](auto& into, int half, int input_part, int weight_part, bool fresh) {
+        const unsigned b =
+            operand +
+            static_cast<unsigned>(chunk * weights.chunk_bytes() + (weight_part * 128 + half * 64) * weights.tile_columns) / 16;
 #pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        const unsigned b_step = b + static_cast<unsigned>(s * weights.tile_columns * 2);
+        for (int s = 0; s < 2; ++s) {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-          if constexpr (PARTS == 2) {
-            const unsigned b_low = b_step + static_cast<unsigned>(weights.tile_columns * 8);
-            wgmma_registers(chunk_sums[r], fragments[odd].part[1][s][r], b_step, odd + s > 0, weights.tile_columns);
-            wgmma_registers(chunk_sums[r], fragments[odd].part[0][s][r], b_low, 1, weights.tile_columns);
-            wgmma_registers(chunk_sums[r], fragments[odd].part[0][s][r], b_step, 1, weights.tile_columns);
-          } else {
-            wgmma_registers(sums[r], fragments[odd].part[0][s][r], b_step, chunk + odd + s > 0, weights.tile_columns);
+          for (int r = 0; r < ROWS; ++r) {
+            wgmma_registers(into[r], fragments[half].part[input_part][s][r],
+                            b + static_cast<unsigned>(s * weights.tile_columns * 2), !fresh || s > 0, weights.tile_columns);
           }
         }
+      };
+      if constexpr (PARTS == 2) {
+        multiply(chunk_sums, odd, 1, 0, odd == 0);
+        multiply(chunk_sums, odd, 0, 1, false);
+        if (odd == 1) {
+          multiply(chunk_sums, 0, 0, 0, false);
+          multiply(chunk_sums, 1, 0, 0, false);
+        }
+      } else {
+        multiply(sums, odd, 0, 0, chunk + odd == 0);
       }
       wgmma_commit();
       copy(odd == 0 ? ring.before + STAGE_BYTES : ring.pair, 1 - odd);  // while they run
