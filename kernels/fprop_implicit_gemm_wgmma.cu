@@ -179,6 +179,10 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d/weight_cell.cuh"
 #include "convt3d/wgmma_rows.cuh"
 
+#if defined(__CUDACC__)
+#pragma nv_diag_suppress 128  // loops of a way to store that the output's layout leaves out
+#endif
+
 // Patches of 64 output blocks that a warpgroup has (1, 2 or 4); at most so many columns (in TF32 half as many) and cells of a chunk.
 #ifndef TILES_M
 #define TILES_M 2
