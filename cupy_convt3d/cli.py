@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from . import architecture, registry
 from .dtypes import DTYPES
-from .errors import BackendError, DataError, KernelError, ProblemError, printable
+from .errors import BackendError, DataError, KernelError, ProblemError, printable, require
 from .kernel import Kernel
 from .lab.progress import progress_bar
 from .problem import LAYOUTS, PASSES, Problem
@@ -559,6 +559,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from .lab.calibrate import Sweep, calibrate, held_out, joined, line, sweep
     from .lab.check import resolve
 
+    require("calibrate", "convt3d calibrate", "sklearn")  # before the minutes that a sweep takes
     named = [] if options.kernels == ["all"] else [resolve(name) for name in options.kernels]
     kernels = {kernel.name: kernel for kernel in named} or registry.kernels(options.pass_name)
     path = options.out or user_path()
@@ -571,10 +572,9 @@ def _calibrate(options: argparse.Namespace) -> int:
             sweeps = [sweep(meter, list(kernels.values()), options.keep, progress=progress, library=not named, **settings)]
         print(f"Written: {options.keep}")
     found = calibrate(sweeps, kernels, path, library=not named)
-    print(
-        f"{found.card.device}: {len(found.kernels)} instances of kernels, torch's operator in {len(found.library)} cases. Held out:"
-    )
-    for one in held_out(joined(sweeps), kernels):
+    cases = len(found.library.questions)
+    print(f"{found.card.device}: {len(found.kernels)} instances of kernels, torch's operator in {cases} cases. Held out:")
+    for one in held_out(joined(sweeps), kernels, found):
         print(line(one))
     print(f"Written: {path}")
     return _PASSED

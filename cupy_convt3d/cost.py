@@ -1,10 +1,13 @@
-"""What a kernel, or torch's own operator, is predicted to take: terms that a call's time is made of, with coefficients fitted for a card.
+"""What a kernel, or torch's own operator, is predicted to take: terms that a call's time is made of, by coefficients fitted for a card.
 
-A prediction is `sum(coefficient * term) * exp(trait weights)`. A term is a time in ms at what the card reaches at best: the useful FLOP at
-the rate of a large GEMM, a tensor's bytes at the rate of a large copy, what the busiest multiprocessor does as if all did as much. So a
-coefficient says how many times that long it takes, and is the same for every card of a kind; the terms follow the card. Traits (the
-logarithms of channels, taps, sizes) correct what the sum leaves, within bounds. What a block does is read from the kernel's declaration:
-its launches, its workspaces, and `[cost]` where it has one.
+A kernel's prediction is `sum(coefficient * term) * exp(trees)`. A term is a time in ms at what the card reaches at best: the useful FLOP
+at the rate of a large GEMM, a tensor's bytes at that of a large copy, what the busiest multiprocessor does as if all did as much. So a
+coefficient says how many times that long it takes, and is the same for every card of a kind; the terms follow the card. Regression trees
+over traits (channels, sizes, taps, tunables, the terms' logarithms) correct what the sum leaves, within bounds. What a block does is read
+from the kernel's declaration: its launches, its workspaces, and `[cost]` where it has one.
+
+torch's operator switches between algorithms that nobody declares. What its own terms leave is a Gaussian process over the same traits: the
+layers that were timed are kept, and a layer that is like them is predicted more surely than one that is not.
 
 Coefficients are fitted by `convt3d calibrate`. `costs.json` beside this module has those of the kernels that ship; a user's own are in
 `costs.json` beside the user's tuning database, and come first.
@@ -15,26 +18,31 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from . import records, registry, tuning
 from .dtypes import DTYPES
-from .errors import CacheWarning, DataError, KernelError
+from .errors import CacheWarning, DataError, KernelError, ProblemError
 from .expressions import evaluate
 from .files import write_whole
 from .kernel import Kernel, Limits
 from .problem import LAYOUTS, PASSES, Problem
 from .tuning import configured
 
-FORMAT = 1
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+FORMAT = 2
 SHIPPED = Path(__file__).parent / "costs.json"
-MOST = 1e6  # of a coefficient, or of a trait's weight
+MOST = 1e6  # of a coefficient, or of a threshold
 CALL_MS, LAUNCH_MS, STEP_MS = 0.003, 0.002, 0.001  # a first launch, one more, a step of a block's main loop
-MOST_CORRECTION = {"kernel": 0.7, "library": 1.5}  # of the logarithm
+DEPTH = 3  # of a regression tree
+MOST_CORRECTION = 1.5  # of the logarithm
 CELL = 32  # channels that cuDNN's tiles are filled up to
 ALIKE = {"fp16": "bf16", "fp64": "fp32"}  # whose coefficients serve where an instance was not swept
 # A kernel that was never swept: pessimistic, so that it is taken only where others do badly. With a `[cost]` of its own it is taken at an
@@ -83,51 +91,93 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Coefficients:
-    """What terms and traits are multiplied with; those that are left out are 0."""
+class Trees:
+    """Gradient-boosted regression trees (Friedman, "Greedy function approximation", 2001) for the logarithm of measured / predicted.
 
-    terms: Mapping[str, float]
-    traits: Mapping[str, float] = field(default_factory=dict)
-    constant: float = 0.0
+    Every tree is whole: DEPTH levels of inner nodes, one level after the other, then as many leaves as the next would have.
 
-    def milliseconds(self, terms: Mapping[str, float], traits: Mapping[str, float], most: float) -> float:
-        base = sum(value * terms[name] for name, value in self.terms.items())
-        correction = self.constant + sum(value * traits[name] for name, value in self.traits.items())
-        return max(base, 1e-3) * math.exp(min(most, max(-most, correction)))
+    Attributes:
+        traits: names of those that are looked at.
+        splits, thresholds: of each inner node, which trait goes on to the right where it is larger than what.
+        leaves: thousandths of the logarithm, added up over all trees.
+    """
+
+    traits: tuple[str, ...] = ()
+    splits: tuple[int, ...] = ()
+    thresholds: tuple[float, ...] = ()
+    leaves: tuple[int, ...] = ()
+
+    def value(self, traits: Mapping[str, float]) -> float:
+        values = [traits.get(name, 0.0) for name in self.traits]  # a kernel may have lost a tunable since
+        inner, outer, found = 2**DEPTH - 1, 2**DEPTH, 0
+        for tree in range(len(self.leaves) // outer):
+            node, first = 0, tree * inner
+            while node < inner:
+                node = 2 * node + (2 if values[self.splits[first + node]] > self.thresholds[first + node] else 1)
+            found += self.leaves[tree * outer + node - inner]
+        return found / 1000
 
 
 @dataclass(frozen=True)
-class Configuration:
-    """Tunables that are tried, and by what the logarithm of the prediction differs for them."""
+class Coefficients:
+    """What terms are multiplied with, those that are left out by 0, and what corrects their sum."""
 
-    tunables: Mapping[str, int]
-    offset: float
+    terms: Mapping[str, float]
+    trees: Trees = Trees()
+
+    def milliseconds(self, terms: Mapping[str, float], traits: Mapping[str, float]) -> float:
+        base = sum(value * terms[name] for name, value in self.terms.items())
+        return max(base, 1e-3) * math.exp(min(MOST_CORRECTION, max(-MOST_CORRECTION, self.trees.value(traits))))
 
 
 @dataclass(frozen=True)
 class KernelCost:
-    """A kernel's instance on a card."""
+    """A kernel's instance on a card, and the tunables of the configurations that are worth a prediction."""
 
     kernel: str
     instance: str
     coefficients: Coefficients
-    configurations: tuple[Configuration, ...]
+    configurations: tuple[Mapping[str, int], ...]
 
 
 @dataclass(frozen=True)
 class LibraryCost:
-    """torch's own operator on a card, for a pass, precision and layout.
+    """torch's own operator in a pass, precision and layout: coefficients of terms, and a Gaussian process for what these leave of the
+    logarithm (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1; Matern's covariance of order 3/2).
 
     Attributes:
-        low: in nine of ten held-out layers it took longer than the prediction times this: its algorithms switch, and a kernel has to beat
-            the quick ones.
+        scales: by trait, how much of a difference is a large one.
+        signal, noise: variances, of what depends on the traits and of what does not.
+        low: in 19 of 20 held-out layers it took longer than exp(low x standard deviation) times the prediction: a kernel has to beat
+            quick algorithms.
+        ms: what it took, in the order of `LibraryCosts.problems`; None where that was not timed.
     """
 
     pass_name: str
     precision: str
     layout: str
-    coefficients: Coefficients
+    terms: Mapping[str, float]
+    scales: Mapping[str, float]
+    signal: float
+    noise: float
     low: float
+    ms: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class LibraryCosts:
+    """What torch's own operator took on drawn layers, and what follows for others.
+
+    Attributes:
+        cards: that layers were timed on.
+        problems, timed_on: each layer, and the number of its card.
+        questions: by pass, precision and layout.
+    """
+
+    cards: tuple[Card, ...] = ()
+    problems: tuple[str, ...] = ()
+    timed_on: tuple[int, ...] = ()
+    questions: tuple[LibraryCost, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +186,7 @@ class CardCosts:
 
     card: Card
     kernels: tuple[KernelCost, ...] = ()
-    library: tuple[LibraryCost, ...] = ()
+    library: LibraryCosts = LibraryCosts()
 
 
 class Prediction(NamedTuple):
@@ -205,24 +255,46 @@ def kernel_terms(kernel: Kernel, problem: Problem, instance: str, layout: str, c
     }
 
 
-def kernel_traits(problem: Problem, layout: str, terms: Mapping[str, float]) -> dict[str, float]:
-    """Return what corrects a kernel's prediction."""
-    last = float(layout == "channels_last")
-    ins, outs = math.log(problem.in_channels // problem.groups), math.log(problem.out_channels // problem.groups)
-    return {
-        "in_channels": ins,
-        "out_channels": outs,
+def layer_traits(problem: Problem, dtype: str, layout: str) -> dict[str, float]:
+    """Return what a layer is, as trees look at it: sizes by their logarithms, and what is left over of a tile or a vector."""
+    ins, outs, vector = problem.in_channels // problem.groups, problem.out_channels // problem.groups, 16 // DTYPES[dtype].itemsize
+    found = {
+        "last": float(layout == "channels_last"),
+        "in_channels": math.log(ins),
+        "out_channels": math.log(outs),
+        "groups": math.log(problem.groups),
+        "batch": math.log(max(1, problem.batch)),
         "taps": math.log(math.prod(problem.kernel_size)),
         "residues": math.log(math.prod(problem.stride)),
-        "row": math.log(problem.output_size[2]),
-        "groups": math.log(problem.groups),
-        "last": last,
-        "last_in_channels": last * ins,
-        "last_out_channels": last * outs,
-        "flop": math.log(terms["flop"] + CALL_MS),
-        "products": math.log(terms["products"] + CALL_MS),
-        "bytes": math.log(terms["input"] + terms["output"] + CALL_MS),
+        "voxels": math.log(max(1, problem.batch) * math.prod(problem.input_size)),
+        "outputs": math.log(max(1, problem.batch) * math.prod(problem.output_size)),
+        "in_over_32": float(ins % CELL),
+        "out_over_32": float(outs % CELL),
+        "in_over_vector": float(ins % vector),
+        "out_over_vector": float(outs % vector),
+        "input_row_over_vector": float(problem.input_size[2] % vector),
+        "output_row_over_vector": float(problem.output_size[2] % vector),
+        "patch": float(problem.kernel_size == problem.stride),
+        "dilation": float(max(problem.dilation)),
     }
+    for axis, name in enumerate("dhw"):
+        found[f"input_{name}"] = math.log(problem.input_size[axis])
+        found[f"kernel_{name}"] = float(problem.kernel_size[axis])
+        found[f"stride_{name}"] = float(problem.stride[axis])
+        found[f"padding_{name}"] = float(problem.padding[axis])
+    return found
+
+
+def term_traits(terms: Mapping[str, float]) -> dict[str, float]:
+    return {f"terms.{name}": math.log(value + 1e-4) for name, value in terms.items()}
+
+
+def kernel_traits(
+    kernel: Kernel, problem: Problem, instance: str, layout: str, terms: Mapping[str, float]
+) -> dict[str, float]:
+    """Return what corrects a kernel's prediction."""
+    tunables = {f"tunables.{name}": float(value) for name, value in kernel.tunables.items()}
+    return layer_traits(problem, instance, layout) | term_traits(terms) | tunables
 
 
 def library_terms(pass_name: str, problem: Problem, precision: str, layout: str, card: Card) -> dict[str, float]:
@@ -253,29 +325,9 @@ def library_terms(pass_name: str, problem: Problem, precision: str, layout: str,
     }
 
 
-def library_traits(problem: Problem, precision: str, terms: Mapping[str, float]) -> dict[str, float]:
+def library_traits(problem: Problem, precision: str, layout: str, terms: Mapping[str, float]) -> dict[str, float]:
     """Return what corrects the prediction of torch's own operator."""
-    ins, outs = problem.in_channels // problem.groups, problem.out_channels // problem.groups
-    vector = 16 // DTYPES[precision].itemsize
-    return {
-        "in_channels": math.log(ins),
-        "out_channels": math.log(outs),
-        "taps": math.log(math.prod(problem.kernel_size)),
-        "residues": math.log(math.prod(problem.stride)),
-        "row": math.log(problem.output_size[2]),
-        "voxels": math.log(max(1, problem.batch) * math.prod(problem.input_size)),
-        "groups": math.log(problem.groups),
-        "grouped": float(problem.groups > 1),
-        "depthwise": float(problem.groups > 1 and ins == 1),
-        "odd_in_channels": float(ins % vector != 0),
-        "odd_out_channels": float(outs % vector != 0),
-        "patch": float(problem.kernel_size == problem.stride),
-        "dense": float(problem.stride == (1, 1, 1)),
-        "dilated": float(max(problem.dilation) > 1),
-        "uneven": float(len(set(problem.stride)) > 1),
-        "flop": math.log(terms["flop"] + CALL_MS),
-        "bytes": math.log(terms["input"] + terms["output"] + CALL_MS),
-    }
+    return layer_traits(problem, precision, layout) | term_traits(terms)
 
 
 def _names(text: str) -> frozenset[str]:
@@ -292,15 +344,11 @@ TERMS = {  # the names that a file may have
         "odd_out_channels odd_in_channels"
     ),
 }
-TRAITS = {
-    "kernel": _names(
-        "in_channels out_channels taps residues row groups last last_in_channels last_out_channels flop products bytes"
-    ),
-    "library": _names(
-        "in_channels out_channels taps residues row voxels groups grouped depthwise odd_in_channels odd_out_channels patch dense dilated "
-        "uneven flop bytes"
-    ),
-}
+@lru_cache(maxsize=2)
+def known_traits(of: str) -> frozenset[str]:
+    """Return the names of traits that a file may have, besides a kernel's tunables."""
+    layer = layer_traits(Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)), "fp32", "ncdhw")
+    return frozenset(layer) | {f"terms.{term}" for term in TERMS[of]}
 
 
 def _numels(pass_name: str, problem: Problem) -> tuple[int, int, int]:
@@ -318,7 +366,10 @@ class Costs:
     def __init__(self, cards: tuple[CardCosts, ...] = ()) -> None:
         self.cards = cards
         self._kernels = [{(one.kernel, one.instance): one for one in known.kernels} for known in cards]
-        self._library = [{(one.pass_name, one.precision, one.layout): one for one in known.library} for known in cards]
+        self._library = [
+            {(one.pass_name, one.precision, one.layout): one for one in known.library.questions} for known in cards
+        ]
+        self._processes: dict[tuple[int, tuple[str, str, str]], Process] = {}
 
     @classmethod
     def load(cls, path: Path) -> Costs:
@@ -353,11 +404,10 @@ class Costs:
         lines = []
         for known in self.cards:
             head = f'{{"card":{_json(asdict(known.card))}'
-            tables = (
-                f'"{name}":[\n' + ",\n".join(_json(asdict(one)) for one in rows) + "\n]"
-                for name, rows in (("kernels", known.kernels), ("library", known.library))
-            )
-            lines.append(",\n".join((head, *tables)) + "}")
+            library = asdict(known.library)
+            questions = library.pop("questions")
+            kernels, asked = (",\n".join(map(_json, rows)) for rows in (map(asdict, known.kernels), questions))
+            lines.append(f'{head},\n"kernels":[\n{kernels}\n],\n"library":{_json(library)[:-1]},"questions":[\n{asked}\n]}}}}')
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, f'{{"format": {FORMAT}, "cards": [\n' + ",\n".join(lines) + "\n]}\n")
         registry.revise()
@@ -366,9 +416,9 @@ class Costs:
         """Return these with what a sweep has found of a card in the place of what they had of the same kernels and precisions."""
         old = next((known for known in self.cards if known.card.device == new.card.device), CardCosts(new.card))
         kernels = {(one.kernel, one.instance): one for one in (*old.kernels, *new.kernels)}
-        library = {(one.pass_name, one.precision, one.layout): one for one in (*old.library, *new.library)}
         rest = tuple(known for known in self.cards if known.card.device != new.card.device)
-        return Costs((CardCosts(new.card, tuple(kernels.values()), tuple(library.values())), *rest))
+        library = new.library if new.library.questions else old.library
+        return Costs((CardCosts(new.card, tuple(kernels.values()), library), *rest))
 
     def near(self, device: str, arch: str | None) -> list[int]:
         """Return the cards that speak for a device: itself, then others of its architecture, then all others."""
@@ -394,21 +444,20 @@ class Costs:
                 card = self.cards[near[0]].card.scaled(limits)
                 terms = kernel_terms(kernel, problem, instance, question.layout, card, packed)
                 unknown = Coefficients(_UNKNOWN | {"products": _UNKNOWN_PRODUCTS[bool(kernel.cost)]})
-                yield Prediction(kernel, instance, unknown.milliseconds(terms, {}, 0.0), False)
+                yield Prediction(kernel, instance, unknown.milliseconds(terms, {}), False)
             return
         number, cost = found
         card = self.cards[number].card.scaled(limits)
         for configuration in cost.configurations:
             try:
-                one = _fitted(kernel, configuration.tunables)
+                one = _fitted(kernel, configuration)
             except KernelError:  # the kernel has changed
                 continue
             if one.why_not(problem, instance, arch, limits) is not None:
                 continue
             terms = kernel_terms(one, problem, instance, question.layout, card, packed)
-            traits = kernel_traits(problem, question.layout, terms)
-            ms = cost.coefficients.milliseconds(terms, traits, MOST_CORRECTION["kernel"]) * math.exp(configuration.offset)
-            yield Prediction(one, instance, ms, True)
+            traits = kernel_traits(one, problem, instance, question.layout, terms)
+            yield Prediction(one, instance, cost.coefficients.milliseconds(terms, traits), True)
 
     def library_ms(
         self, question: tuning.Question, problem: Problem, arch: str | None, limits: Limits | None
@@ -419,15 +468,70 @@ class Costs:
         """
         precision = "fp32" if question.precision == "tf32x3" else question.precision
         for number in self.near(question.device, arch):
-            cost = self._library[number].get((question.pass_name, precision, question.layout))
-            if cost is not None and self.cards[number].card.arch == arch:
+            if self.cards[number].card.arch != arch:
+                continue
+            for one in (precision, ALIKE.get(precision, precision)):
+                key = (question.pass_name, one, question.layout)
+                if key not in self._library[number]:
+                    continue
+                cost = self._library[number][key]
+                if (process := self._processes.get((number, key))) is None:
+                    process = self._processes[number, key] = Process(cost, library_rows(self.cards[number].library, cost))
                 card = self.cards[number].card.scaled(limits)
                 terms = library_terms(question.pass_name, problem, precision, question.layout, card)
-                ms = cost.coefficients.milliseconds(
-                    terms, library_traits(problem, precision, terms), MOST_CORRECTION["library"]
-                )
-                return ms, ms * cost.low
+                traits = library_traits(problem, precision, question.layout, terms)
+                ms, deviation = process.predicted(terms, traits)
+                return ms, ms * math.exp(cost.low * deviation)
         return None
+
+
+class LibraryRow(NamedTuple):
+    """A layer that torch's own operator was timed on."""
+
+    problem: str
+    terms: Mapping[str, float]
+    traits: Mapping[str, float]
+    ms: float
+
+
+def library_rows(known: LibraryCosts, cost: LibraryCost) -> list[LibraryRow]:
+    """Return the layers that were timed for a question."""
+    found = []
+    for text, number, ms in zip(known.problems, known.timed_on, cost.ms, strict=True):
+        if ms is not None:
+            problem = Problem.parse(text)
+            terms = library_terms(cost.pass_name, problem, cost.precision, cost.layout, known.cards[number])
+            found.append(LibraryRow(text, terms, library_traits(problem, cost.precision, cost.layout, terms), ms))
+    return found
+
+
+class Process:
+    """A question's Gaussian process, with what was timed brought into the form that a prediction takes."""
+
+    def __init__(self, cost: LibraryCost, rows: Sequence[LibraryRow]) -> None:
+        self.cost, self.names = cost, sorted(cost.scales)
+        self.scales = np.array([cost.scales[name] for name in self.names])
+        self.table = np.array([[row.traits[name] for name in self.names] for row in rows]) / self.scales
+        left = np.array([math.log(row.ms / self._base(row.terms)) for row in rows])
+        self.mean = float(left.mean())
+        covariance = self._covariance(self.table) + cost.noise * np.eye(len(rows))
+        self.root = np.linalg.cholesky(covariance)
+        self.weights = np.linalg.solve(covariance, left - self.mean)
+
+    def predicted(self, terms: Mapping[str, float], traits: Mapping[str, float]) -> tuple[float, float]:
+        """Return the time in ms, and the standard deviation of its logarithm."""
+        near = self._covariance(np.array([[traits[name] for name in self.names]]) / self.scales)[0]
+        known = np.linalg.solve(self.root, near)
+        variance = max(0.0, self.cost.signal - float(known @ known)) + self.cost.noise
+        return self._base(terms) * math.exp(self.mean + float(near @ self.weights)), math.sqrt(variance)
+
+    def _base(self, terms: Mapping[str, float]) -> float:
+        return max(sum(value * terms[name] for name, value in self.cost.terms.items()), 1e-3)
+
+    def _covariance(self, points: Array) -> Array:
+        squares = (points**2).sum(1)[:, None] + (self.table**2).sum(1)[None, :] - 2 * points @ self.table.T
+        distance = np.sqrt(3 * np.maximum(squares, 0.0))
+        return self.cost.signal * (1 + distance) * np.exp(-distance)
 
 
 def known() -> Costs:
@@ -473,34 +577,66 @@ def _rounded(value: object) -> object:
 def _card_costs(value: object, where: str) -> CardCosts:
     """Return a card's costs with every field of its type and in its range; raises DataError for any other."""
     found = records.make(CardCosts, value, where)
-    card = found.card
-    records.within(card.multiprocessors, 1, 10**6, f"{where}: card: multiprocessors")
-    if "fp32" not in card.gemm_flop_per_s:
-        raise DataError(f"{where}: card: gemm_flop_per_s: has no fp32")
-    rates = {f"gemm_flop_per_s.{name}": rate for name, rate in card.gemm_flop_per_s.items()}
-    for name, rate in {"copy_bytes_per_s": card.copy_bytes_per_s, **rates}.items():
-        records.within(rate, 1.0, 1e20, f"{where}: card: {name}")
-    for name, rate in (("clock_hz", card.clock_hz), ("memory_bytes_per_s", card.memory_bytes_per_s)):
-        records.within(rate, 0.0, 1e20, f"{where}: card: {name}")
+    _check_card(found.card, f"{where}: card")
     for number, one in enumerate(found.kernels):
         place = f"{where}: kernels[{number}]"
         records.one_of(one.instance, DTYPES, f"{place}: instance")
-        _check(one.coefficients, "kernel", f"{place}: coefficients")
-        for configuration in one.configurations:
-            records.within(configuration.offset, -MOST, MOST, f"{place}: offset")
-    for number, case in enumerate(found.library):
-        place = f"{where}: library[{number}]"
-        for name, known_names in (("pass_name", PASSES), ("precision", DTYPES), ("layout", LAYOUTS)):
-            records.one_of(getattr(case, name), known_names, f"{place}: {name}")
-        records.within(case.low, 0.0, 1.0, f"{place}: low")
-        _check(case.coefficients, "library", f"{place}: coefficients")
+        _check(one.coefficients, f"{place}: coefficients")
+    _check_library(found.library, f"{where}: library")
     return found
 
 
-def _check(found: Coefficients, of: str, where: str) -> None:
-    """Raise DataError unless terms and traits are known, and the numbers in their range."""
-    for table, numbers, names in (("terms", found.terms, TERMS[of]), ("traits", found.traits, TRAITS[of])):
-        for name, number in numbers.items():
-            records.one_of(name, names, f"{where}: {table}")
-            records.within(number, 0.0 if table == "terms" else -MOST, MOST, f"{where}: {table}.{name}")
-    records.within(found.constant, -MOST, MOST, f"{where}: constant")
+def _check_card(card: Card, where: str) -> None:
+    """Raise DataError unless the numbers are in their range."""
+    records.within(card.multiprocessors, 1, 10**6, f"{where}: multiprocessors")
+    if "fp32" not in card.gemm_flop_per_s:
+        raise DataError(f"{where}: gemm_flop_per_s: has no fp32")
+    rates = {f"gemm_flop_per_s.{name}": rate for name, rate in card.gemm_flop_per_s.items()}
+    for name, rate in {"copy_bytes_per_s": card.copy_bytes_per_s, **rates}.items():
+        records.within(rate, 1.0, 1e20, f"{where}: {name}")
+    for name, rate in (("clock_hz", card.clock_hz), ("memory_bytes_per_s", card.memory_bytes_per_s)):
+        records.within(rate, 0.0, 1e20, f"{where}: {name}")
+
+
+def _check(found: Coefficients, where: str) -> None:
+    """Raise DataError unless terms and traits are known, the trees whole, and the numbers in their range."""
+    for name, number in found.terms.items():
+        records.one_of(name, TERMS["kernel"], f"{where}: terms")
+        records.within(number, 0.0, MOST, f"{where}: terms.{name}")
+    trees = found.trees
+    for name in trees.traits:
+        if not name.startswith("tunables."):
+            records.one_of(name, known_traits("kernel"), f"{where}: trees: traits")
+    count = len(trees.leaves) // 2**DEPTH
+    for field_name, length in (("splits", count * (2**DEPTH - 1)), ("thresholds", count * (2**DEPTH - 1)), ("leaves", count * 2**DEPTH)):
+        records.within(len(getattr(trees, field_name)), length, length, f"{where}: trees: number of {field_name}")
+    for field_name, low, high in (("splits", 0, len(trees.traits) - 1), ("thresholds", -MOST, MOST), ("leaves", -MOST, MOST)):
+        for number in getattr(trees, field_name):
+            records.within(number, low, high, f"{where}: trees: {field_name}")
+
+
+def _check_library(found: LibraryCosts, where: str) -> None:
+    """Raise DataError unless each question has a time or none for every layer, and the numbers are in their range."""
+    for number, card in enumerate(found.cards):
+        _check_card(card, f"{where}: cards[{number}]")
+    records.within(len(found.timed_on), len(found.problems), len(found.problems), f"{where}: number of timed_on")
+    for number, problem in zip(found.timed_on, found.problems, strict=True):
+        records.within(number, 0, len(found.cards) - 1, f"{where}: timed_on")
+        try:
+            Problem.parse(problem)
+        except ProblemError as error:
+            raise DataError(f"{where}: problems: {error}") from None
+    for number, one in enumerate(found.questions):
+        place = f"{where}: questions[{number}]"
+        for name, known_names in (("pass_name", PASSES), ("precision", DTYPES), ("layout", LAYOUTS)):
+            records.one_of(getattr(one, name), known_names, f"{place}: {name}")
+        for table, low, names in (("terms", 0.0, TERMS["library"]), ("scales", 1e-6, known_traits("library"))):
+            for name, value in getattr(one, table).items():
+                records.one_of(name, names, f"{place}: {table}")
+                records.within(value, low, MOST, f"{place}: {table}.{name}")
+        for name, low, high in (("signal", 1e-9, MOST), ("noise", 1e-9, MOST), ("low", -10.0, 0.0)):
+            records.within(getattr(one, name), low, high, f"{place}: {name}")
+        records.within(len(one.ms), len(found.problems), len(found.problems), f"{place}: number of ms")
+        records.within(sum(ms is not None for ms in one.ms), 1, MOST, f"{place}: number of times")
+        for ms in one.ms:
+            records.within(ms, 1e-6, 1e6, f"{place}: ms")

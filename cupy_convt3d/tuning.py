@@ -143,8 +143,7 @@ class Database:
             OSError: it cannot be written; what was there is still there.
         """
         entries = (asdict(self._entries[key]) for key in sorted(self._entries))
-        written = ({name: value for name, value in entry.items() if (name, value) != ("versions", "")} for entry in entries)
-        lines = [json.dumps(entry, sort_keys=True, separators=(",", ":")) for entry in written]
+        lines = [json.dumps(_written(entry), sort_keys=True, separators=(",", ":")) for entry in entries]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, f'{{"format": {FORMAT}, "entries": [\n' + ",\n".join(lines) + "\n]}\n")
         registry.revise()
@@ -373,3 +372,12 @@ def _lookup(
             continue
         return Tuned(kernel, entry.instance, question.device, entry.milliseconds(packed), library_ms)
     return None
+
+
+def _written(entry: Mapping[str, object]) -> dict[str, object]:
+    """Return an entry's fields as a file has them: times to five digits, and no versions where there are none."""
+    return {
+        name: float(f"{value:.5g}") if isinstance(value, float) else value
+        for name, value in entry.items()
+        if (name, value) != ("versions", "")
+    }

@@ -104,6 +104,10 @@ channel_quads = "ceil_div(out_channels, 4)"
 TILE_ROWS = [0, 16, 32, 64, 128]
 TILE_COLUMNS = [64, 128, 256]
 DEPTH_PARTS = [1, 2, 4, 8]
+[cost]
+steps = "ceil_div(chunks, parts)"
+products = "tile_rows * tile_columns * chunk"
+bytes = "(tile_rows + tile_columns) * chunk * itemsize"
 [workspace]
 prepared = "4 * row_cells + 2 * runs"
 partial_sums = "partial_count"

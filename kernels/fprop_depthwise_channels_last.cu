@@ -78,6 +78,10 @@ SUMS = [48, 96]
 BLOCK_THREADS = [128, 256]
 AHEAD = [0, 1]
 BLOCKS = [2, 8, 16]
+[cost]
+steps = "run_d + (kernel_d - 1) * dilation_d // stride_d"
+products = "vectors * vector * block_rows * block_columns * run_h * run_w * taps"
+bytes = "vectors * vector * block_rows * block_columns * (run_h + reach_h) * (run_w + reach_w) * itemsize"
 [[launch]]
 grid = "blocks * runs_d"
 block = "ceil_div(vectors * block_rows * block_columns, 32) * 32"

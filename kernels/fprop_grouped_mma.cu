@@ -44,6 +44,10 @@ shared_bytes = "weight_bytes + 2 * 8 * (BLOCK_WARPS * 32 * stride_w + 2) * items
 [search]
 BLOCK_WARPS = [4, 8]
 BLOCK_TILES = [4, 8, 16]
+[cost]
+steps = "block_tiles * ceil_div(in_channels_per_group, 8) * kernel_d * kernel_h"
+products = "BLOCK_WARPS * 4096 * row_tiles * steps"
+bytes = "BLOCK_WARPS * 64 * (4 + offsets) * itemsize"
 [[launch]]
 grid = "batch * runs * groups * channel_tiles"
 block = "32 * BLOCK_WARPS"

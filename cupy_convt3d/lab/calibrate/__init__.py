@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...cost import CardCosts, Costs
-from ...errors import DataError
+from ...cost import CardCosts, Costs, LibraryCosts
 from ...kernel import Kernel
 from .coefficients import HeldOut, fit, held_out
 from .samples import Sample, Sweep, sweep
@@ -16,40 +15,38 @@ __all__ = ["HeldOut", "Sample", "Sweep", "calibrate", "fit", "held_out", "joined
 
 
 def calibrate(sweeps: Sequence[Sweep], kernels: Mapping[str, Kernel], path: Path, *, library: bool = True) -> CardCosts:
-    """Fit what sweeps of one card have of these kernels, and of torch's operator, and put it into the file of costs at `path`.
+    """Fit what sweeps have of these kernels, and of torch's operator, and put it into the file of costs at `path` as the first's card.
 
     What the file has of other cards and kernels stays, and with `library` false what is known of torch's operator.
 
     Raises:
-        DataError: the file is damaged, or the sweeps are of two cards.
+        DataError: the file is damaged.
+        MissingPackageError: scikit-learn is not installed.
         OSError: it cannot be written.
     """
     known = Costs.read(path)
     found = fit(joined(sweeps), kernels)
     if not library:
-        found = replace(found, library=())
+        found = replace(found, library=LibraryCosts())
     known.merged(found).save(path)
     return found
 
 
-def joined(sweeps: Sequence[Sweep]) -> Sweep:
-    """Return sweeps of one card as one; what was timed twice counts with its shorter time.
-
-    Raises:
-        DataError: they are of two cards.
-    """
-    samples: dict[tuple[object, ...], Sample] = {}
+def joined(sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """Return the sweeps of each card as one; what was timed twice on a card counts with its shorter time."""
+    cards: dict[str, Sweep] = {}
+    samples: dict[str, dict[tuple[object, ...], Sample]] = {}
     for one in sweeps:
-        if one.card.device != sweeps[0].card.device:
-            raise DataError(f"sweeps of {sweeps[0].card.device} and {one.card.device}: must be of one card")
+        cards.setdefault(one.card.device, one)
+        found = samples.setdefault(one.card.device, {})
         for sample in one.samples:
             key = (
                 *(getattr(sample, name) for name in ("pass_name", "problem", "layout", "kernel", "instance")),
                 *sorted(sample.tunables.items()),
             )
-            if key not in samples or sample.ms < samples[key].ms:
-                samples[key] = sample
-    return Sweep(sweeps[0].card, tuple(samples.values()))
+            if key not in found or sample.ms < found[key].ms:
+                found[key] = sample
+    return [replace(one, samples=tuple(samples[device].values())) for device, one in cards.items()]
 
 
 def line(found: HeldOut) -> str:

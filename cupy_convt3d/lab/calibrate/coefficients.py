@@ -1,23 +1,25 @@
 """Coefficients of `cost` from a sweep, and how well they choose for layers that they were not fitted to.
 
-Terms get coefficients of at least 0 that make the logarithm of the prediction's error small; then a ridge regression on the traits, and
-on which configuration it is, takes what is left. What is much slower than the best at its layer counts for less: nobody will choose it.
+Terms get coefficients of at least 0 that make the logarithm of the prediction's error small; then boosted regression trees take what is
+left. What is much slower than the best at its layer counts for less: nobody will choose it. For torch's operator a Gaussian process does
+what trees do for kernels; its scales are those under which the layers that were timed are likeliest.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from ... import cost
-from ...cost import CardCosts, Coefficients, Configuration, KernelCost, LibraryCost
+from ...cost import DEPTH, CardCosts, Coefficients, KernelCost, LibraryCost, LibraryCosts, LibraryRow, Process, Trees
 from ...dtypes import DTYPES, allowed_instances
-from ...errors import KernelError
+from ...errors import KernelError, require
 from ...kernel import Kernel
 from ...problem import LAYOUTS, Problem
 from ...tuning import LIBRARY, configured
@@ -26,17 +28,17 @@ from .samples import Sample, Sweep
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 PRECISIONS = ("fp32", "tf32", "tf32x3", "bf16", "fp16")
-RIDGE = 20.0
+TREES, RATE, LEAST_ROWS = 24, 0.3, 8  # of an ensemble: how many, by what each counts, samples of a leaf
+SHARE_OF_ROWS, SHARE_OF_TRAITS = 0.5, 0.4  # that each tree is grown from
+START_SCALE, SCALES = 5.0, (0.3, 100.0)  # of a trait, in its standard deviations
+MOST_SEARCHED = 300  # layers that scales are searched on: the search goes with the cube of their number
 FEWEST, FEWEST_OF_LIBRARY = 4, 20  # layers that a kernel's instance, and torch's operator, are fitted to
 FOLDS = 6
 ROUNDS = 6  # of reweighting
 HUBER = 0.3  # errors of the logarithm beyond which a sample counts for less
-LOW = 0.1  # of held-out layers torch's operator is quicker than `LibraryCost.low` says
-STRANGE = (
-    3.5  # times as long in NCDHW as in channels_last: a stall of the host was timed, or an algorithm that nobody can rely on
-)
+LOW = 0.05  # of held-out layers torch's operator is quicker than `LibraryCost.low` says
 SMALL = 1e-4  # coefficients below it are left out
-MOST_CONFIGURATIONS, GAIN = 4, 0.01  # of an instance that are kept; what one more has to bring, of the logarithm of the time
+MOST_CONFIGURATIONS, GAIN = 6, 0.005  # of an instance that are kept; what one more has to bring, of the logarithm of the time
 
 
 # By precision, layout and layer: the regret of the kernel taken, what auto takes (below 0: torch's operator), torch's operator, in ms.
@@ -46,6 +48,7 @@ _Found = dict[tuple[str, str, str], tuple[float, float, float | None]]
 class Row(NamedTuple):
     """A sample with what it is predicted from."""
 
+    device: str
     sample: Sample
     problem: Problem
     terms: Mapping[str, float]
@@ -76,34 +79,42 @@ class HeldOut:
     losses: float
 
 
-def fit(sweep: Sweep, kernels: Mapping[str, Kernel]) -> CardCosts:
-    """Return the costs of a sweep's card: of each kernel's instance and of torch's operator, as far as there are layers enough."""
-    rows = list(_rows(sweep, kernels))
+def fit(sweeps: Sequence[Sweep], kernels: Mapping[str, Kernel], scales: LibraryCosts | None = None) -> CardCosts:
+    """Return the costs of each kernel's instance and of torch's operator, as far as there are layers enough.
+
+    They are said of the first sweep's card. Sweeps of other cards help: each sample's terms are those of its own card.
+
+    Args:
+        scales: where traits' scales for torch's operator are known; else they are searched, which takes some ten seconds a question.
+    """
+    rows = [row for sweep in sweeps for row in _rows(sweep, kernels)]
     relevance = _relevance(rows)
     grouped = _by_kernel(rows)
     costs = [_kernel_cost(group, own, relevance) for group, own in grouped.items() if _layers(own) >= FEWEST]
-    library = []
-    for key, own in _by_question(sweep).items():
-        if _layers(own) >= FEWEST_OF_LIBRARY:
-            found = np.log([held for _, held in _library_held_out(own)])
-            library.append(LibraryCost(*key, _library_fit(own), float(min(1.0, math.exp(np.quantile(found, LOW))))))
-    return CardCosts(sweep.card, tuple(costs), tuple(library))
+    return CardCosts(sweeps[0].card, tuple(costs), _library(sweeps, scales or LibraryCosts()))
 
 
-def held_out(sweep: Sweep, kernels: Mapping[str, Kernel], precisions: Sequence[str] = PRECISIONS) -> list[HeldOut]:
-    """Return how "auto" would have chosen for each layer by coefficients that were fitted without it; whole layers are held out.
+def held_out(
+    sweeps: Sequence[Sweep], kernels: Mapping[str, Kernel], found_of_all: CardCosts, precisions: Sequence[str] = PRECISIONS
+) -> list[HeldOut]:
+    """Return how "auto" would have chosen for each of the first sweep's layers by coefficients that were fitted without it.
 
-    A precision and layout of which the sweep has nothing is left out.
+    Whole layers are held out; the scales of traits for torch's operator are those of all. A precision and layout of which the sweep has
+    nothing is left out.
     """
-    layers = sorted({sample.problem for sample in sweep.samples})
-    order = np.random.default_rng(0).permutation(len(layers))
-    fold = {layers[number]: place % FOLDS for place, number in enumerate(order)}
+    fold = _folds(sample.problem for sweep in sweeps for sample in sweep.samples)
     found: _Found = {}
     for held in range(FOLDS):
-        others = replace(sweep, samples=tuple(one for one in sweep.samples if fold[one.problem] != held))
-        own = replace(sweep, samples=tuple(one for one in sweep.samples if fold[one.problem] == held))
-        _judge(fit(others, kernels), own, kernels, precisions, found)
+        others = [replace(one, samples=tuple(own for own in one.samples if fold[own.problem] != held)) for one in sweeps]
+        own = replace(sweeps[0], samples=tuple(one for one in sweeps[0].samples if fold[one.problem] == held))
+        _judge(fit(others, kernels, found_of_all.library), own, kernels, precisions, found)
     return [_summary(*key, found) for key in itertools.product(precisions, LAYOUTS) if any(one[:2] == key for one in found)]
+
+
+def _folds(problems: Iterable[str]) -> dict[str, int]:
+    layers = sorted(set(problems))
+    order = np.random.default_rng(0).permutation(len(layers))
+    return {layers[number]: place % FOLDS for place, number in enumerate(order)}
 
 
 def _judge(
@@ -120,8 +131,10 @@ def _judge(
     swept: dict[tuple[str, str], list[Sample]] = {}
     for row in rows:
         swept.setdefault((row.sample.problem, row.sample.layout), []).append(row.sample)
-    library = {(one.precision, one.layout): one for one in costs.library}
-    torch = {(row.sample.problem, *key[1:]): row for key, rows in _by_question(sweep).items() for row in rows}
+    library = {
+        (one.precision, one.layout): (one, Process(one, cost.library_rows(costs.library, one))) for one in costs.library.questions
+    }
+    torch = {(one.problem, one.instance, one.layout): one for one in sweep.samples if one.kernel == LIBRARY}
     by_layer: dict[tuple[str, str], list[tuple[Row, float]]] = {}
     for row, ms in predicted:
         by_layer.setdefault((row.sample.problem, row.sample.layout), []).append((row, ms))
@@ -133,15 +146,17 @@ def _judge(
             taken, ms = min(able, key=lambda pair: pair[1])
             best = min(one.ms for one in swept[problem, layout] if one.instance in allowed_instances(precision))
             rival = torch.get((problem, _rival(precision), layout))
-            cost_of = library.get((_rival(precision), layout))
+            known_of = library.get((_rival(precision), layout))
             torch_ms = None
             ours = taken.sample.ms
-            if rival is not None and cost_of is not None:
-                torch_ms = rival.sample.ms
-                low = cost_of.low * cost_of.coefficients.milliseconds(
-                    rival.terms, rival.traits, cost.MOST_CORRECTION["library"]
-                )
-                if ms >= low:
+            if rival is not None and known_of is not None:
+                torch_ms = rival.ms
+                of_torch, process = known_of
+                parsed = Problem.parse(problem)
+                terms = cost.library_terms(of_torch.pass_name, parsed, of_torch.precision, layout, sweep.card)
+                traits = cost.library_traits(parsed, of_torch.precision, layout, terms)
+                expected, deviation = process.predicted(terms, traits)
+                if ms >= expected * math.exp(of_torch.low * deviation):
                     ours = -torch_ms  # left to torch
             found[precision, layout, problem] = (taken.sample.ms / best, ours, torch_ms)
 
@@ -174,7 +189,8 @@ def _rows(sweep: Sweep, kernels: Mapping[str, Kernel]) -> Iterator[Row]:
             terms = cost.kernel_terms(one, problem, sample.instance, sample.layout, sweep.card, False)
         except KernelError:  # its code has changed since
             continue
-        yield Row(sample, problem, terms, cost.kernel_traits(problem, sample.layout, terms))
+        traits = cost.kernel_traits(one, problem, sample.instance, sample.layout, terms)
+        yield Row(sweep.card.device, sample, problem, terms, traits)
 
 
 def _by_kernel(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -184,35 +200,89 @@ def _by_kernel(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return found
 
 
-def _by_question(sweep: Sweep) -> dict[tuple[str, str, str], list[Row]]:
-    """Return the rows of torch's operator by pass, precision and layout."""
-    last = {
-        (one.problem, one.instance): one.ms for one in sweep.samples if one.kernel == LIBRARY and one.layout == "channels_last"
-    }
-    found: dict[tuple[str, str, str], list[Row]] = {}
-    for sample in sweep.samples:
-        if sample.kernel != LIBRARY:
-            continue
-        if DTYPES[sample.instance].itemsize > 2 and sample.ms > STRANGE * last.get((sample.problem, sample.instance), math.inf):
-            continue
-        problem = Problem.parse(sample.problem)
-        terms = cost.library_terms(sample.pass_name, problem, sample.instance, sample.layout, sweep.card)
-        row = Row(sample, problem, terms, cost.library_traits(problem, sample.instance, terms))
-        found.setdefault((sample.pass_name, sample.instance, sample.layout), []).append(row)
-    return found
+def _library(sweeps: Sequence[Sweep], scales: LibraryCosts) -> LibraryCosts:
+    """Return what torch's own operator took in all sweeps, and how it is predicted, as far as there are layers enough."""
+    times: dict[tuple[str, str, str], dict[tuple[int, str], float]] = {}
+    for number, sweep in enumerate(sweeps):
+        for sample in sweep.samples:
+            if sample.kernel == LIBRARY:
+                key = sample.pass_name, sample.instance, sample.layout
+                times.setdefault(key, {})[number, sample.problem] = sample.ms
+    times = {key: own for key, own in times.items() if len(own) >= FEWEST_OF_LIBRARY}
+    layers = sorted({layer for own in times.values() for layer in own})
+    cards = tuple(sweep.card for sweep in sweeps)
+    asked = LibraryCosts(cards, tuple(problem for _, problem in layers), tuple(number for number, _ in layers))
+    known = {(one.pass_name, one.precision, one.layout): one for one in scales.questions}
+    questions = (_library_cost(asked, key, tuple(map(own.get, layers)), known.get(key)) for key, own in times.items())
+    return replace(asked, questions=tuple(questions)) if times else LibraryCosts()
+
+
+def _library_cost(
+    asked: LibraryCosts, key: tuple[str, str, str], ms: tuple[float | None, ...], known: LibraryCost | None
+) -> LibraryCost:
+    unknown = LibraryCost(*key, {}, {}, 1.0, 1.0, 0.0, ms)
+    rows = cost.library_rows(asked, unknown)
+    if known is not None:
+        return _with_terms(replace(known, ms=ms), rows)
+    fold = _folds(row.problem for row in rows)
+    found = _library_fit(unknown, rows)
+    deviations = []
+    for held in range(FOLDS):
+        others = [row for row in rows if fold[row.problem] != held]
+        process = Process(_with_terms(found, others), others)  # the scales are those of all: finding them takes long
+        for row in rows:
+            if fold[row.problem] == held:
+                predicted, deviation = process.predicted(row.terms, row.traits)
+                deviations.append(math.log(row.ms / predicted) / deviation)
+    return replace(found, low=min(0.0, float(np.quantile(deviations, LOW))))
+
+
+def _library_fit(unknown: LibraryCost, rows: Sequence[LibraryRow]) -> LibraryCost:
+    """Return the cost with the scales and variances under which what was timed, or a part of it, is likeliest.
+
+    Raises:
+        MissingPackageError: scikit-learn is not installed.
+    """
+    require("calibrate", "fitting costs", "sklearn")
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+    found = _with_terms(unknown, rows)
+    rows = [rows[number] for number in np.random.default_rng(0).permutation(len(rows))[:MOST_SEARCHED]]
+    table = np.array([[row.traits[name] for name in sorted(rows[0].traits)] for row in rows])
+    spread = table.std(0)
+    varies = spread > 1e-9
+    bases = [max(sum(value * row.terms[name] for name, value in found.terms.items()), 1e-3) for row in rows]
+    left = np.log([row.ms / base for row, base in zip(rows, bases, strict=True)])
+    variance = max(float(left.var()), 1e-4)
+    matern = Matern(np.full(int(varies.sum()), START_SCALE), SCALES, nu=1.5)
+    noise = WhiteKernel(0.1 * variance, (1e-3 * variance, variance))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scales at their limits are traits that tell nothing
+        fitted = GaussianProcessRegressor(ConstantKernel(variance, (0.1 * variance, 100 * variance)) * matern + noise)
+        fitted.fit(table[:, varies] / spread[varies], left - left.mean())
+    kernel = fitted.kernel_
+    names = [name for name, one in zip(sorted(rows[0].traits), varies, strict=True) if one]
+    lengths = np.atleast_1d(kernel.k1.k2.length_scale)
+    scales = {name: float(f"{length * one:.4g}") for name, length, one in zip(names, lengths, spread[varies], strict=True)}
+    return replace(found, scales=scales, signal=float(kernel.k1.k1.constant_value), noise=float(kernel.k2.noise_level))
+
+
+def _with_terms(found: LibraryCost, rows: Sequence[LibraryRow]) -> LibraryCost:
+    return replace(found, terms=_terms(rows, [row.ms for row in rows], np.ones(len(rows)), cost.TERMS["library"]))
 
 
 def _relevance(rows: Sequence[Row]) -> dict[int, float]:
     """Return by what each row counts: the square root of the best time of any that could stand in for it over its own."""
-    best: dict[tuple[str, str, str], float] = {}
+    best: dict[tuple[str, str, str, str], float] = {}
     for row in rows:
         for precision in DTYPES:
             if row.sample.instance in allowed_instances(precision):
-                key = (row.sample.problem, row.sample.layout, precision)
+                key = (row.device, row.sample.problem, row.sample.layout, precision)
                 best[key] = min(best.get(key, math.inf), row.sample.ms)
     return {
         id(row): max(
-            (best[row.sample.problem, row.sample.layout, precision] / row.sample.ms) ** 0.5
+            (best[row.device, row.sample.problem, row.sample.layout, precision] / row.sample.ms) ** 0.5
             for precision in DTYPES
             if row.sample.instance in allowed_instances(precision)
         )
@@ -225,20 +295,17 @@ def _layers(rows: Sequence[Row]) -> int:
 
 
 def _kernel_cost(group: tuple[str, str], rows: Sequence[Row], relevance: Mapping[int, float]) -> KernelCost:
-    listed = sorted({row.configuration for row in rows})
     weights = np.array([relevance[id(row)] for row in rows])
-    each = np.array([[float(row.configuration == one) for one in listed] for row in rows])
-    coefficients, offsets = _fitted(rows, weights, each, cost.TERMS["kernel"], cost.TRAITS["kernel"])
     kept = _kept(rows)
-    found = (Configuration(dict(one), offset) for one, offset in zip(listed, offsets, strict=True) if one in kept)
-    return KernelCost(*group, coefficients, tuple(found))
+    configurations = tuple(dict(one) for one in sorted({row.configuration for row in rows}) if one in kept)
+    return KernelCost(*group, _fitted(rows, weights), configurations)
 
 
 def _kept(rows: Sequence[Row]) -> set[tuple[tuple[str, int], ...]]:
     """Return the few configurations whose best comes near to the best of all."""
-    times: dict[tuple[tuple[str, int], ...], dict[tuple[str, str], float]] = {}
+    times: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], float]] = {}
     for row in rows:
-        times.setdefault(row.configuration, {})[row.sample.problem, row.sample.layout] = row.sample.ms
+        times.setdefault(row.configuration, {})[row.device, row.sample.problem, row.sample.layout] = row.sample.ms
     slowest = max(ms for own in times.values() for ms in own.values())
     questions = sorted({question for own in times.values() for question in own})
     logs = {one: np.log([own.get(question, slowest) for question in questions]) for one, own in times.items()}
@@ -253,48 +320,68 @@ def _kept(rows: Sequence[Row]) -> set[tuple[tuple[str, int], ...]]:
     return set(kept)
 
 
-def _library_fit(rows: Sequence[Row]) -> Coefficients:
-    return _fitted(rows, np.ones(len(rows)), np.zeros((len(rows), 0)), cost.TERMS["library"], cost.TRAITS["library"])[0]
-
-
-def _library_held_out(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
-    """Yield each row with measured / predicted, by coefficients fitted without its fold."""
-    for held in range(FOLDS):
-        others = [row for number, row in enumerate(rows) if number % FOLDS != held]
-        coefficients = _library_fit(others)
-        for row in rows[held::FOLDS]:
-            yield row, row.sample.ms / coefficients.milliseconds(row.terms, row.traits, cost.MOST_CORRECTION["library"])
-
-
 def _predicted(known: Mapping[tuple[str, str], KernelCost], row: Row) -> float | None:
     found = known.get((row.sample.kernel, row.sample.instance))
-    if found is None:
+    if found is None or row.sample.tunables not in found.configurations:
         return None
-    offset = next(
-        (one.offset for one in found.configurations if tuple(sorted(one.tunables.items())) == row.configuration), None
-    )
-    if offset is None:
-        return None
-    return found.coefficients.milliseconds(row.terms, row.traits, cost.MOST_CORRECTION["kernel"]) * math.exp(offset)
+    return found.coefficients.milliseconds(row.terms, row.traits)
 
 
-def _fitted(
-    rows: Sequence[Row], weights: Array, each: Array, term_names: frozenset[str], trait_names: frozenset[str]
-) -> tuple[Coefficients, list[float]]:
-    """Return coefficients, and by what the logarithm differs for each column of `each`."""
-    terms, traits = sorted(term_names), sorted(trait_names)
+def _fitted(rows: Sequence[Row], weights: Array) -> Coefficients:
+    """Return coefficients of the terms, and trees for what these leave."""
+    measured = [row.sample.ms for row in rows]
+    found = _terms(rows, measured, weights, cost.TERMS["kernel"])
+    bases = [max(sum(value * row.terms[name] for name, value in found.items()), 1e-3) for row in rows]
+    return Coefficients(found, _grown([row.traits for row in rows], np.log(measured) - np.log(bases), weights))
+
+
+def _terms(
+    rows: Sequence[Row] | Sequence[LibraryRow], measured: Sequence[float], weights: Array, names: Iterable[str]
+) -> dict[str, float]:
+    terms = sorted(names)
     amounts = np.array([[row.terms[name] for name in terms] for row in rows])
-    measured = np.array([row.sample.ms for row in rows])
-    values = _least_squares(amounts, measured, weights)
-    left = np.log(measured) - np.log(np.maximum(amounts @ values, 1e-3))
-    table = np.hstack([np.array([[row.traits[name] for name in traits] for row in rows]), each])
-    slopes, constant = _ridge(table, left, weights**2)
-    found = Coefficients(
-        {name: float(value) for name, value in zip(terms, values, strict=True) if value > SMALL},
-        {name: float(slope) for name, slope in zip(traits, slopes, strict=False) if slope != 0},
-        constant,
+    values = _least_squares(amounts, np.array(measured), weights)
+    return {name: float(value) for name, value in zip(terms, values, strict=True) if value > SMALL}
+
+
+def _grown(rows: Sequence[Mapping[str, float]], wanted: Array, weights: Array) -> Trees:
+    """Return trees whose sum is near to what is wanted.
+
+    Raises:
+        MissingPackageError: scikit-learn is not installed.
+    """
+    require("calibrate", "fitting costs", "sklearn")
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    names = sorted(rows[0])
+    table = np.array([[row[name] for name in names] for row in rows])
+    grower = GradientBoostingRegressor(
+        init="zero",
+        n_estimators=TREES,
+        learning_rate=RATE,
+        max_depth=DEPTH,
+        min_samples_leaf=min(LEAST_ROWS, max(1, len(rows) // 8)),
+        subsample=SHARE_OF_ROWS,
+        max_features=SHARE_OF_TRAITS,
+        random_state=0,
     )
-    return found, [float(slope) for slope in slopes[len(traits) :]]
+    grower.fit(table, wanted, sample_weight=weights)
+    splits: list[int] = []
+    thresholds: list[float] = []
+    leaves: list[int] = []
+    for (one,) in grower.estimators_:
+        tree, level = one.tree_, [0]
+        for _ in range(DEPTH):
+            below = []
+            for node in level:
+                is_leaf = tree.children_left[node] < 0
+                splits.append(0 if is_leaf else int(tree.feature[node]))
+                thresholds.append(0.0 if is_leaf else float(f"{tree.threshold[node]:.4g}"))
+                below += [node, node] if is_leaf else [int(tree.children_left[node]), int(tree.children_right[node])]
+            level = below
+        leaves += [round(1000 * RATE * float(tree.value[node].item())) for node in level]
+    used = sorted({*splits})
+    return Trees(tuple(names[place] for place in used), tuple(used.index(one) for one in splits), tuple(thresholds), tuple(leaves))
 
 
 def _least_squares(amounts: Array, measured: Array, weights: Array) -> Array:
@@ -321,16 +408,3 @@ def non_negative(matrix: Array, wanted: Array, rounds: int = 400) -> Array:
         if moved < 1e-6:
             break
     return found
-
-
-def _ridge(table: Array, wanted: Array, weights: Array) -> tuple[Array, float]:
-    """Return slopes and a constant: least squares with a price on the slopes of standardized columns; constant columns get none."""
-    share = weights / weights.sum()
-    means, mean = share @ table, float(share @ wanted)
-    spread = np.sqrt(share @ (table - means) ** 2)
-    varies = spread > 1e-9
-    scaled = (table - means)[:, varies] / spread[varies]
-    gram = (scaled * weights[:, None]).T @ scaled + RIDGE * np.eye(scaled.shape[1])
-    slopes = np.zeros(table.shape[1])
-    slopes[varies] = np.linalg.solve(gram, (scaled * weights[:, None]).T @ (wanted - mean)) / spread[varies]
-    return slopes, float(mean - means @ slopes)
