@@ -98,6 +98,13 @@ def within(value: float | None, low: float, high: float, where: str) -> None:
         raise DataError(f"{where}={shown(value)}: must be from {low:g} to {high:g}")
 
 
+def all_within(values: collections.abc.Sequence[float], low: float, high: float, where: str) -> None:
+    """Raise DataError unless all values are numbers from `low` to `high`; names the first that is not."""
+    for value in values:
+        if not low <= value <= high:
+            within(value, low, high, where)
+
+
 def typed(value: Any, hint: Any, where: str) -> Any:
     """Return `value` if it is of a declared type: lists become tuples, whole numbers floats.
 
@@ -113,6 +120,8 @@ def typed(value: Any, hint: Any, where: str) -> Any:
     if origin in (dict, collections.abc.Mapping):
         return {name: typed(item, arguments[1], f"{where}.{name}") for name, item in mapping(value, where).items()}
     if origin is tuple:
+        if isinstance(value, list) and set(map(type, value)) == {arguments[0]} and arguments[0] in _WORDS:  # the most, and quick
+            return tuple(value)
         return tuple(typed(item, arguments[0], f"{where}[{number}]") for number, item in enumerate(sequence(value, where)))
     if is_dataclass(hint):
         return make(hint, value, where)  # type: ignore[arg-type]
