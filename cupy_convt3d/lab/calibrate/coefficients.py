@@ -248,7 +248,8 @@ def _library_fit(unknown: LibraryCost, rows: Sequence[LibraryRow]) -> LibraryCos
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
     found = _with_terms(unknown, rows)
-    rows = [rows[number] for number in np.random.default_rng(0).permutation(len(rows))[:MOST_SEARCHED]]
+    some = np.random.default_rng(0).permutation(len(rows))[:MOST_SEARCHED]
+    rows = [rows[int(number)] for number in some]
     table = np.array([[row.traits[name] for name in sorted(rows[0].traits)] for row in rows])
     spread = table.std(0)
     varies = spread > 1e-9
@@ -296,28 +297,45 @@ def _layers(rows: Sequence[Row]) -> int:
 
 def _kernel_cost(group: tuple[str, str], rows: Sequence[Row], relevance: Mapping[int, float]) -> KernelCost:
     weights = np.array([relevance[id(row)] for row in rows])
-    kept = _kept(rows)
-    configurations = tuple(dict(one) for one in sorted({row.configuration for row in rows}) if one in kept)
-    return KernelCost(*group, _fitted(rows, weights), configurations)
+    kept = _kept(rows, _held_out_ms(rows, weights))
+    return KernelCost(*group, _fitted(rows, weights), tuple(dict(one) for one in sorted(kept)))
 
 
-def _kept(rows: Sequence[Row]) -> set[tuple[tuple[str, int], ...]]:
-    """Return the few configurations whose best comes near to the best of all."""
-    times: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], float]] = {}
-    for row in rows:
-        times.setdefault(row.configuration, {})[row.device, row.sample.problem, row.sample.layout] = row.sample.ms
-    slowest = max(ms for own in times.values() for ms in own.values())
+def _held_out_ms(rows: Sequence[Row], weights: Array) -> Array:
+    """Return what each row is predicted to take by coefficients fitted without its layer and others."""
+    fold = _folds(row.sample.problem for row in rows)
+    found = np.zeros(len(rows))
+    for held in sorted(set(fold.values())):
+        others = np.array([fold[row.sample.problem] != held for row in rows])
+        coefficients = _fitted([row for row, other in zip(rows, others, strict=True) if other], weights[others])
+        for number in np.flatnonzero(~others):
+            row = rows[int(number)]
+            found[number] = coefficients.milliseconds(row.terms, row.traits)
+    return found
+
+
+def _kept(rows: Sequence[Row], predicted: Array) -> list[tuple[tuple[str, int], ...]]:
+    """Return the few configurations from which predictions of held-out layers choose best: what is slow where nobody expects it is none."""
+    times: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], tuple[float, float]]] = {}
+    for row, ms in zip(rows, predicted, strict=True):
+        times.setdefault(row.configuration, {})[row.device, row.sample.problem, row.sample.layout] = float(ms), row.sample.ms
+    never = math.inf, max(row.sample.ms for row in rows)
     questions = sorted({question for own in times.values() for question in own})
-    logs = {one: np.log([own.get(question, slowest) for question in questions]) for one, own in times.items()}
     kept: list[tuple[tuple[str, int], ...]] = []
-    best = np.full(len(questions), math.inf)
-    while len(kept) < min(MOST_CONFIGURATIONS, len(logs)):
-        one = min(sorted(logs.keys() - set(kept)), key=lambda one: float(np.minimum(best, logs[one]).mean()))
-        if kept and float(best.mean() - np.minimum(best, logs[one]).mean()) < GAIN:
+    taken = [never for _ in questions]
+    while len(kept) < min(MOST_CONFIGURATIONS, len(times)):
+        found = {
+            one: [min(now, own.get(question, never)) for now, question in zip(taken, questions, strict=True)]
+            for one, own in sorted(times.items())
+            if one not in kept
+        }
+        means = {one: float(np.mean([math.log(ms) for _, ms in choices])) for one, choices in found.items()}
+        best = min(means, key=means.__getitem__)
+        if kept and float(np.mean([math.log(ms) for _, ms in taken])) - means[best] < GAIN:
             break
-        kept.append(one)
-        best = np.minimum(best, logs[one])
-    return set(kept)
+        kept.append(best)
+        taken = found[best]
+    return kept
 
 
 def _predicted(known: Mapping[tuple[str, str], KernelCost], row: Row) -> float | None:
