@@ -46,9 +46,9 @@ MOST_CORRECTION = 1.5  # of the logarithm
 CELL = 32  # channels that cuDNN's tiles are filled up to
 ALIKE = {"fp16": "bf16", "fp64": "fp32"}  # whose coefficients serve where an instance was not swept
 # A kernel that was never swept: pessimistic, so that it is taken only where others do badly. With a `[cost]` of its own it is taken at an
-# eighth of the GEMM rate, without one as the plainest kernels are.
+# eighth of the GEMM rate, without one as the plainest kernels are, whatever the dtype.
 _UNKNOWN = {"call": 2.0, "launches": 1.5, "input": 4.0, "output": 4.0, "weight": 4.0, "workspace": 4.0, "packing": 4.0}
-_UNKNOWN_PRODUCTS = {True: 8.0, False: 300.0}
+_UNKNOWN_PRODUCTS, _PLAIN_PRODUCTS = 8.0, 300.0
 
 
 @dataclass(frozen=True)
@@ -443,7 +443,8 @@ class Costs:
             if near and kernel.why_not(problem, instance, arch, limits) is None:
                 card = self.cards[near[0]].card.scaled(limits)
                 terms = kernel_terms(kernel, problem, instance, question.layout, card, packed)
-                unknown = Coefficients(_UNKNOWN | {"products": _UNKNOWN_PRODUCTS[bool(kernel.cost)]})
+                plain = _PLAIN_PRODUCTS * card.flop_ms(1.0, "fp32") / card.flop_ms(1.0, instance)
+                unknown = Coefficients(_UNKNOWN | {"products": _UNKNOWN_PRODUCTS if kernel.cost else plain})
                 yield Prediction(kernel, instance, unknown.milliseconds(terms, {}), False)
             return
         number, cost = found

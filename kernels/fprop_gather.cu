@@ -1,9 +1,6 @@
 /* convt3d
 pass = "fprop"
 dtypes = ["fp64", "fp32", "fp16", "bf16"]
-[cost]
-steps = "in_channels_per_group * ceil_div(taps, residues)"
-products = "BLOCK_THREADS"
 [[launch]]
 grid = "ceil_div(output_numel, BLOCK_THREADS)"
 block = "BLOCK_THREADS"

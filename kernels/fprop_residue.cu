@@ -3,9 +3,6 @@ pass = "fprop"
 dtypes = ["fp64", "fp32", "fp16", "bf16"]
 [constants]
 tiles = "ceil_div(residue_voxels, BLOCK_THREADS)"
-[cost]
-steps = "in_channels_per_group * ceil_div(taps, residues)"
-products = "BLOCK_THREADS"
 [[launch]]
 grid = "batch * out_channels * residues * tiles"
 block = "BLOCK_THREADS"
