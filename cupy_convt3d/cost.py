@@ -344,11 +344,10 @@ TERMS = {  # the names that a file may have
         "odd_out_channels odd_in_channels"
     ),
 }
-@lru_cache(maxsize=2)
-def known_traits(of: str) -> frozenset[str]:
-    """Return the names of traits that a file may have, besides a kernel's tunables."""
-    layer = layer_traits(Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)), "fp32", "ncdhw")
-    return frozenset(layer) | {f"terms.{term}" for term in TERMS[of]}
+TRAITS = {  # besides a kernel's tunables
+    name: frozenset(layer_traits(Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)), "fp32", "ncdhw")) | {f"terms.{term}" for term in terms}
+    for name, terms in TERMS.items()
+}
 
 
 def _numels(pass_name: str, problem: Problem) -> tuple[int, int, int]:
@@ -605,7 +604,7 @@ def _check(found: Coefficients, where: str) -> None:
     trees = found.trees
     for name in trees.traits:
         if not name.startswith("tunables."):
-            records.one_of(name, known_traits("kernel"), f"{where}: trees: traits")
+            records.one_of(name, TRAITS["kernel"], f"{where}: trees: traits")
     count = len(trees.leaves) // 2**DEPTH
     for field_name, length in (("splits", count * (2**DEPTH - 1)), ("thresholds", count * (2**DEPTH - 1)), ("leaves", count * 2**DEPTH)):
         records.within(len(getattr(trees, field_name)), length, length, f"{where}: trees: number of {field_name}")
@@ -628,7 +627,7 @@ def _check_library(found: LibraryCosts, where: str) -> None:
         place = f"{where}: questions[{number}]"
         for name, known_names in (("pass_name", PASSES), ("precision", DTYPES), ("layout", LAYOUTS)):
             records.one_of(getattr(one, name), known_names, f"{place}: {name}")
-        for table, low, names in (("terms", 0.0, TERMS["library"]), ("scales", 1e-6, known_traits("library"))):
+        for table, low, names in (("terms", 0.0, TERMS["library"]), ("scales", 1e-6, TRAITS["library"])):
             for name, value in getattr(one, table).items():
                 records.one_of(name, names, f"{place}: {table}")
                 records.within(value, low, MOST, f"{place}: {table}.{name}")

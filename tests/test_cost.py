@@ -23,7 +23,6 @@ from cupy_convt3d.errors import CacheWarning, DataError
 from cupy_convt3d.kernel import Kernel, Limits
 from cupy_convt3d.lab.bench.measure import Bench
 from cupy_convt3d.lab.calibrate import Sample, Sweep, calibrate, fit, held_out, joined, sweep
-from cupy_convt3d.lab.calibrate.coefficients import non_negative
 from cupy_convt3d.lab.population import population
 from cupy_convt3d.problem import LAYOUTS, Problem
 from cupy_convt3d.source import code_digest
@@ -224,18 +223,18 @@ def test_every_term_and_trait_is_known_by_its_name() -> None:
         terms = cost.kernel_terms(kernel, problem, dtype, "channels_last", CARD, False)
         assert set(terms) == cost.TERMS["kernel"] and all(0 <= value < 1e3 for value in terms.values()), name
         traits = cost.kernel_traits(kernel, problem, dtype, "ncdhw", terms)
-        assert {one for one in traits if not one.startswith("tunables.")} == cost.known_traits("kernel")
+        assert {one for one in traits if not one.startswith("tunables.")} == cost.TRAITS["kernel"]
         assert {f"tunables.{one}" for one in kernel.search} <= set(traits)
     for pass_name in ("fprop", "dgrad", "wgrad"):
         terms = cost.library_terms(pass_name, WIDE, "bf16", "ncdhw", CARD)
         assert set(terms) == cost.TERMS["library"]
-        assert set(cost.library_traits(WIDE, "bf16", "ncdhw", terms)) == cost.known_traits("library")
+        assert set(cost.library_traits(WIDE, "bf16", "ncdhw", terms)) == cost.TRAITS["library"]
 
 
-def planted_sweep(noise: float = 0.0) -> Sweep:
+def planted_sweep(noise: float = 0.0, count: int = 30) -> Sweep:
     """What two kernels and torch's operator would take on drawn layers by these coefficients."""
     generator, samples = np.random.default_rng(0), []
-    for layer in population(3, 60):
+    for layer in population(3, count):
         for layout in LAYOUTS:
 
             def add(kernel: str, instance: str, ms: float, tunables: dict[str, int], where: tuple[str, str]) -> None:
@@ -254,7 +253,7 @@ def planted_sweep(noise: float = 0.0) -> Sweep:
 
 
 def test_fitting_finds_planted_coefficients() -> None:
-    data = planted_sweep()
+    data = planted_sweep(count=40)
     found = fit([data], registry.kernels("fprop"))
     assert len(found.library.questions) == 2
     for one in found.library.questions:
@@ -262,7 +261,7 @@ def test_fitting_finds_planted_coefficients() -> None:
         assert sum(one.terms.values()) == pytest.approx(10, rel=0.02), "and no others"
     assert {one.kernel for one in found.kernels} == {"fprop_gather", "fprop_tiled"}
     for held in held_out([data], registry.kernels("fprop"), found):
-        assert held.layers == 60 and held.regret < 1.01 and held.losses == 0
+        assert held.layers == 40 and held.regret < 1.01 and held.losses == 0
 
 
 def test_a_kernels_time_is_found_though_its_terms_go_together() -> None:
@@ -329,12 +328,6 @@ def test_torchs_operator_is_surer_where_it_was_timed() -> None:
     far = torch_ms(found, Problem(1, 4096, 4096, (1, 1, 400), (9, 9, 9), (3, 3, 3)))
     near = torch_ms(found, Problem.parse(timed[0].problem))
     assert far[1] / far[0] < near[1] / near[0], "of a layer that is like none"
-
-
-def test_least_squares_that_may_not_be_negative() -> None:
-    matrix = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    assert non_negative(matrix, np.array([2.0, 3.0, 5.0])) == pytest.approx([2, 3], abs=1e-4)
-    assert non_negative(matrix, np.array([2.0, -3.0, 0.0])) == pytest.approx([1, 0], abs=1e-4), "the rest is fitted anew"
 
 
 def test_sweeps_of_one_card_are_one(own: Path) -> None:
@@ -410,7 +403,7 @@ def test_the_command_fits_and_says_how_well(own: Path, tmp_path: Path, capsys: p
     assert cli.main(["calibrate", str(file)]) == 0
     out = capsys.readouterr().out
     assert "GPU sm_90a: 2 instances of kernels, torch's operator in 2 cases" in out and f"Written: {own}" in out
-    assert "fp32    ncdhw           60 layers  regret 1.0" in out
+    assert "fp32    ncdhw           30 layers  regret 1.0" in out
     assert cost.known().cards[0].card == CARD
     assert cli.main(["calibrate", str(tmp_path / "none.json")]) == 2
     file.write_text('{"format": 2}')

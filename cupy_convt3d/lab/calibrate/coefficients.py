@@ -403,26 +403,17 @@ def _grown(rows: Sequence[Mapping[str, float]], wanted: Array, weights: Array) -
 
 
 def _least_squares(amounts: Array, measured: Array, weights: Array) -> Array:
-    """Return the coefficients of at least 0 for which the logarithm's weighted errors are small; far ones count for less."""
-    found = non_negative(amounts * (weights / measured)[:, None], weights.copy())
+    """Return the coefficients of at least 0 for which the logarithm's weighted errors are small; far ones count for less.
+
+    Raises:
+        MissingPackageError: scikit-learn, which brings SciPy, is not installed.
+    """
+    require("calibrate", "fitting costs", "scipy")
+    from scipy.optimize import nnls
+
+    found: Array = nnls(amounts * (weights / measured)[:, None], weights)[0]
     for _ in range(ROUNDS):
         predicted = np.maximum(amounts @ found, 1e-6)
         scale = weights / np.sqrt(measured * predicted * (1 + np.abs(np.log(predicted / measured)) / HUBER))
-        found = non_negative(amounts * scale[:, None], measured * scale)
-    return found
-
-
-def non_negative(matrix: Array, wanted: Array, rounds: int = 400) -> Array:
-    """Return the x >= 0 for which |matrix x - wanted| is least, one coordinate at a time."""
-    gram, right = matrix.T @ matrix, matrix.T @ wanted
-    found = np.zeros(matrix.shape[1])
-    for _ in range(rounds):
-        moved = 0.0
-        for column in range(len(found)):
-            if gram[column, column] > 0:
-                value = max(0.0, found[column] + (right[column] - gram[column] @ found) / gram[column, column])
-                moved = max(moved, abs(value - found[column]) * math.sqrt(gram[column, column]))
-                found[column] = value
-        if moved < 1e-6:
-            break
+        found = nnls(amounts * scale[:, None], measured * scale)[0]
     return found
