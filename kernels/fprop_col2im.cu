@@ -151,6 +151,7 @@ block = 256
 #include "convt3d/beside_launches.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/channel_rows.cuh"
+#include "convt3d/epilogue.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/split_tf32.cuh"
@@ -437,12 +438,13 @@ struct Stage {
 // ---- col2im ----
 
 // Four outputs, `count` of which there are, a step apart; `whole` where the step is one.
-__device__ __forceinline__ void store_four(scalar_t* y, const float (&sum)[4], index_t step, int count, bool whole) {
+__device__ __forceinline__ void store_four(const Epilogue& epilogue, scalar_t* y, const float (&sum)[4], index_t step,
+                                           int count, bool whole) {
   struct alignas(4 * SIZE) Four {
     scalar_t element[4];
   } four;
 #pragma unroll
-  for (int q = 0; q < 4; ++q) four.element[q] = to_scalar(sum[q]);
+  for (int q = 0; q < 4; ++q) four.element[q] = epilogue.finish(sum[q]);
   if (whole && count == 4 && reinterpret_cast<unsigned long long>(y) % sizeof(Four) == 0) {
     *reinterpret_cast<Four*>(y) = four;
     return;
@@ -478,11 +480,11 @@ struct Steps {
 
 // Outputs of four channels, or volumes, and one place each: stored with the bias, or as the sums of a box and a part of the depth.
 template <bool TOGETHER>
-__device__ __forceinline__ void store_outputs(const Problem& problem, const scalar_t* __restrict__ bias,
-                                              const View<scalar_t>& output, accum_t* __restrict__ partial_sums,
-                                              const float* products, const Run* tables, const Tile& tile, Steps steps,
-                                              Steps splits, int threads, int channel_step, int tile_channels, int tile_images,
-                                              int parts, int reach_d, int reach_h, int reach_w, bool summed) {
+__device__ __forceinline__ void store_outputs(const Problem& problem, const Epilogue& epilogue, const View<scalar_t>& output,
+                                              accum_t* __restrict__ partial_sums, const float* products, const Run* tables,
+                                              const Tile& tile, Steps steps, Steps splits, int threads, int channel_step,
+                                              int tile_channels, int tile_images, int parts, int reach_d, int reach_h,
+                                              int reach_w, bool summed) {
   const Share(&shares)[3] = tile.shares, (&own)[3] = TOGETHER ? tile.shares : tile.own;
   const int outputs = own[0].count * own[1].count * own[2].count;
   if (outputs == 0) return;
@@ -526,7 +528,7 @@ __device__ __forceinline__ void store_outputs(const Problem& problem, const scal
       for (int q = 0; q < 4; ++q) {
         const int each = first + min(q, count - 1);
         at[q] = first_product + (other * outer_step + each * inner_step);
-        added[q] = bias == nullptr || summed ? 0.0f : to_accum(bias[tile.first_co + (along_channels ? each : other)]);
+        added[q] = epilogue.start(tile.first_co + (along_channels ? each : other), !summed);
       }
 #pragma unroll 1
       for (int i = 0; i < run_d.count; ++i) {
@@ -549,7 +551,7 @@ __device__ __forceinline__ void store_outputs(const Problem& problem, const scal
           if (q < count) sums[offset + q * inner_stride] = sum[q];
         }
       } else {
-        store_four(outputs_here + offset, sum, inner_stride, count, along_channels && inner_stride == 1);
+        store_four(epilogue, outputs_here + offset, sum, inner_stride, count, along_channels && inner_stride == 1);
       }
     }
   }
@@ -885,12 +887,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
   }
   __syncthreads();
+  const Epilogue epilogue{bias};
   if (tile.together) {
-    store_outputs<true>(problem, bias, output, partial_sums, products, tables, tile, {run_step_d, run_step_h, run_step_w},
+    store_outputs<true>(problem, epilogue, output, partial_sums, products, tables, tile, {run_step_d, run_step_h, run_step_w},
                         {1, 1, 1}, threads, live_taps, tile_channels, tile_images, parts, reach_d, reach_h, reach_w,
                         summed != 0);
   } else {
-    store_outputs<false>(problem, bias, output, partial_sums, products, tables, tile,
+    store_outputs<false>(problem, epilogue, output, partial_sums, products, tables, tile,
                          {class_step_d, class_step_h, class_step_w}, {split_d, split_h, split_w}, threads, 1, class_channels,
                          tile_images, parts, reach_d, reach_h, reach_w, summed != 0);
   }
@@ -932,9 +935,10 @@ extern "C" __global__ void __launch_bounds__(256)
               of_w = boxes_of(problem, 2, w, boxes_w, box_w, overlap_w);
   const index_t reach = static_cast<index_t>(reach_d) * reach_h * reach_w;
   const int co = quad * 4, count = min(4, problem.out_channels - co);
+  const Epilogue epilogue{bias};
   float sum[4];
 #pragma unroll
-  for (int q = 0; q < 4; ++q) sum[q] = bias == nullptr || q >= count ? 0.0f : to_accum(bias[co + q]);
+  for (int q = 0; q < 4; ++q) sum[q] = epilogue.start(co + q, q < count);
   // Where the place lies in a box: its distance from the first output of the box.
   const auto inside = [&](int axis, int output_index, int box, int length) {
     const index_t first = static_cast<index_t>(box) * length * problem.stride[axis] - problem.padding[axis];
@@ -957,5 +961,5 @@ extern "C" __global__ void __launch_bounds__(256)
       }
     }
   }
-  store_four(output.at(n, co, d, h, w), sum, output.stride[1], count, output.stride[1] == 1);
+  store_four(epilogue, output.at(n, co, d, h, w), sum, output.stride[1], count, output.stride[1] == 1);
 }

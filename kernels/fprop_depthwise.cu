@@ -36,7 +36,7 @@ BLOCK_CHANNELS = [4, 8, 16]
 SUMS = [32, 64]
 [cost]
 steps = "block_channels * taps_d"
-products = "32 * BLOCK_WARPS * run_h * run_w * kernel_h * kernel_w"
+products = "min(32 * BLOCK_WARPS, positions) * run_h * run_w * kernel_h * kernel_w"
 bytes = "32 * BLOCK_WARPS * (run_h + (kernel_h - 1) * dilation_h // stride_h) * (run_w + (kernel_w - 1) * dilation_w // stride_w) * itemsize"
 [[launch]]
 grid = "batch * channel_blocks * tiles * stride_d"

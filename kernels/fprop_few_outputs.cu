@@ -68,7 +68,7 @@ BLOCKS = [1, 2]
 RESIDENT_WARPS = [8, 12, 16]
 [cost]
 steps = "block_tiles * ceil_div(in_channels_per_group, parts) * taps_d"
-products = "THREADS * run_h * run_w * kernel_h * kernel_w * out_channels_per_group"
+products = "min(THREADS, parts * positions) * run_h * run_w * kernel_h * kernel_w * out_channels_per_group"
 bytes = "THREADS * (run_h + halo_h) * (run_w + halo_w) * itemsize"
 [[launch]]
 grid = "batch * groups * streams * stride_d"

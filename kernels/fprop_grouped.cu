@@ -36,7 +36,7 @@ BLOCK_TILES = [1, 2, 4, 8]
 UNROLL = [1, 2]
 [cost]
 steps = "block_tiles * taps_d * taps_h * in_channels_per_group"
-products = "32 * BLOCK_WARPS * (4 if stride_w <= 2 else 2) * kernel_w * 8"
+products = "min(32 * BLOCK_WARPS, pieces) * (4 if stride_w <= 2 else 2) * kernel_w * 8"
 bytes = "32 * BLOCK_WARPS * ((4 if stride_w <= 2 else 2) + (kernel_w - 1) * dilation_w // stride_w) * itemsize"
 [[launch]]
 grid = "batch * runs * groups * channel_tiles * classes"

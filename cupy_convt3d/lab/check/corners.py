@@ -246,8 +246,9 @@ class _Search:
         except KernelError:
             return None
         threads = sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)
-        tiles = 0.0  # multiply-adds of whole tiles, which are padding for the most part
-        if self.kernel.cost:
+        # Multiply-adds of whole tiles, which are padding for the most part: the twins of matrix instructions do all of them.
+        tiles = 0.0
+        if self.kernel.cost and "tf32" in self.kernel.dtypes:
             names = self.kernel.names(problem, self.dtype, HOST_MULTIPROCESSORS)
             steps, products = (float(evaluate(self.kernel.cost[name], names)) for name in ("steps", "products"))
             tiles = steps * products * math.prod(launches[-1].grid)
