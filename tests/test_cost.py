@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -408,6 +409,16 @@ def test_the_command_fits_and_says_how_well(own: Path, tmp_path: Path, capsys: p
     assert cli.main(["calibrate", str(tmp_path / "none.json")]) == 2
     file.write_text('{"format": 2}')
     assert cli.main(["calibrate", str(file)]) == 2 and "format=2: must be 1" in capsys.readouterr().err
+
+
+def test_without_scikit_learn_the_command_says_so_before_it_measures(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setattr("cupy_convt3d.lab.calibrate.sweep", lambda *_, **__: pytest.fail("measured"))
+    assert cli.main(["calibrate", "--backend", "host"]) == 2
+    said = capsys.readouterr().err
+    assert "convt3d calibrate needs sklearn" in said and "cupy-convt3d[calibrate]" in said and not own.exists()
 
 
 def test_info_says_why(own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
