@@ -118,6 +118,11 @@ class Trees:
         return found / 1000
 
 
+def base_ms(coefficients: Mapping[str, float], terms: Mapping[str, float]) -> float:
+    """Return the sum of terms by their coefficients, which is what trees or a process then correct; at least a microsecond."""
+    return max(sum(value * terms[name] for name, value in coefficients.items()), 1e-3)
+
+
 @dataclass(frozen=True)
 class Coefficients:
     """What terms are multiplied with, those that are left out by 0, and what corrects their sum."""
@@ -126,8 +131,7 @@ class Coefficients:
     trees: Trees = Trees()
 
     def milliseconds(self, terms: Mapping[str, float], traits: Mapping[str, float]) -> float:
-        base = sum(value * terms[name] for name, value in self.terms.items())
-        return max(base, 1e-3) * math.exp(min(MOST_CORRECTION, max(-MOST_CORRECTION, self.trees.value(traits))))
+        return base_ms(self.terms, terms) * math.exp(min(MOST_CORRECTION, max(-MOST_CORRECTION, self.trees.value(traits))))
 
 
 @dataclass(frozen=True)
@@ -286,6 +290,7 @@ def layer_traits(problem: Problem, dtype: str, layout: str) -> dict[str, float]:
 
 
 def term_traits(terms: Mapping[str, float]) -> dict[str, float]:
+    """Return the logarithms of terms; those that are 0 are as if a tenth of a microsecond."""
     return {f"terms.{name}": math.log(value + 1e-4) for name, value in terms.items()}
 
 
@@ -512,7 +517,7 @@ class Process:
         self.cost, self.names = cost, sorted(cost.scales)
         self.scales = np.array([cost.scales[name] for name in self.names])
         self.table = np.array([[row.traits[name] for name in self.names] for row in rows]) / self.scales
-        left = np.array([math.log(row.ms / self._base(row.terms)) for row in rows])
+        left = np.array([math.log(row.ms / base_ms(cost.terms, row.terms)) for row in rows])
         self.mean = float(left.mean())
         self.inverse = np.linalg.inv(self._covariance(self.table) + cost.noise * np.eye(len(rows)))
         self.weights = self.inverse @ (left - self.mean)
@@ -521,10 +526,7 @@ class Process:
         """Return the time in ms, and the standard deviation of its logarithm."""
         near = self._covariance(np.array([[traits[name] for name in self.names]]) / self.scales)[0]
         variance = max(0.0, self.cost.signal - float(near @ self.inverse @ near)) + self.cost.noise
-        return self._base(terms) * math.exp(self.mean + float(near @ self.weights)), math.sqrt(variance)
-
-    def _base(self, terms: Mapping[str, float]) -> float:
-        return max(sum(value * terms[name] for name, value in self.cost.terms.items()), 1e-3)
+        return base_ms(self.cost.terms, terms) * math.exp(self.mean + float(near @ self.weights)), math.sqrt(variance)
 
     def _covariance(self, points: Array) -> Array:
         squares = (points**2).sum(1)[:, None] + (self.table**2).sum(1)[None, :] - 2 * points @ self.table.T

@@ -17,15 +17,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ... import cost
-from ...cost import DEPTH, CardCosts, Coefficients, KernelCost, LibraryCost, LibraryCosts, LibraryRow, Process, Trees
+from ...cost import DEPTH, Array, CardCosts, Coefficients, KernelCost, LibraryCost, LibraryCosts, LibraryRow, Process, Trees
 from ...dtypes import DTYPES, allowed_instances
 from ...errors import KernelError, require
 from ...kernel import Kernel
 from ...problem import LAYOUTS, Problem
 from ...tuning import LIBRARY, configured
 from .samples import Sample, Sweep
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 PRECISIONS = ("fp32", "tf32", "tf32x3", "bf16", "fp16")
 TREES, RATE, LEAST_ROWS = 24, 0.3, 8  # of an ensemble: how many, by what each counts, samples of a leaf
@@ -253,8 +251,7 @@ def _library_fit(unknown: LibraryCost, rows: Sequence[LibraryRow]) -> LibraryCos
     table = np.array([[row.traits[name] for name in sorted(rows[0].traits)] for row in rows])
     spread = table.std(0)
     varies = spread > 1e-9
-    bases = [max(sum(value * row.terms[name] for name, value in found.terms.items()), 1e-3) for row in rows]
-    left = np.log([row.ms / base for row, base in zip(rows, bases, strict=True)])
+    left = np.log([row.ms / cost.base_ms(found.terms, row.terms) for row in rows])
     variance = max(float(left.var()), 1e-4)
     matern = Matern(np.full(int(varies.sum()), START_SCALE), SCALES, nu=1.5)
     noise = WhiteKernel(0.1 * variance, (1e-3 * variance, variance))
@@ -349,8 +346,8 @@ def _fitted(rows: Sequence[Row], weights: Array) -> Coefficients:
     """Return coefficients of the terms, and trees for what these leave."""
     measured = [row.sample.ms for row in rows]
     found = _terms(rows, measured, weights, cost.TERMS["kernel"])
-    bases = [max(sum(value * row.terms[name] for name, value in found.items()), 1e-3) for row in rows]
-    return Coefficients(found, _grown([row.traits for row in rows], np.log(measured) - np.log(bases), weights))
+    left = np.log([row.sample.ms / cost.base_ms(found, row.terms) for row in rows])
+    return Coefficients(found, _grown([row.traits for row in rows], left, weights))
 
 
 def _terms(
