@@ -127,7 +127,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/store_piece.cuh"
+#include "convt3d/store_vector.cuh"
 #include "convt3d/taps.cuh"
 
 #ifndef THREADS

@@ -11,18 +11,9 @@ __device__ __forceinline__ void store_pair(float* y, float a, float b) {
 __device__ __forceinline__ void store_pair(double* y, double a, double b) {
   asm volatile("st.global.v2.f64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(y)), "d"(a), "d"(b) : "memory");
 }
-// The same for 16 bytes.
-__device__ __forceinline__ void store_vector(float* y, const float (&x)[4]) {
-  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(y)), "f"(x[0]), "f"(x[1]), "f"(x[2]),
-               "f"(x[3])
-               : "memory");
-}
-__device__ __forceinline__ void store_vector(double* y, const double (&x)[2]) { store_pair(y, x[0], x[1]); }
 #else
 inline void store_pair(float* y, float a, float b) { *reinterpret_cast<float2*>(y) = make_float2(a, b); }
 inline void store_pair(double* y, double a, double b) { *reinterpret_cast<double2*>(y) = make_double2(a, b); }
-inline void store_vector(float* y, const float (&x)[4]) { *reinterpret_cast<float4*>(y) = make_float4(x[0], x[1], x[2], x[3]); }
-inline void store_vector(double* y, const double (&x)[2]) { store_pair(y, x[0], x[1]); }
 #endif
 
 template <class Half>
