@@ -116,6 +116,13 @@ class Automatic:
     passed_over: tuple[str, ...] = ()
 
     @property
+    def for_torch(self) -> Automatic:
+        """The same where torch's own operator can take the call: of kernels that were never swept nothing but a guess is known, so they
+        are left out while there are others."""
+        swept = tuple(one for one in self.candidates if one.swept)
+        return replace(self, kernel=swept[0].kernel, instance=swept[0].instance, candidates=swept) if swept else self
+
+    @property
     def left_to_torch(self) -> str | None:
         """Why torch's own operator takes the call where it can be had; None where the kernel is the quicker."""
         return self.why_torch(0.0)
@@ -257,8 +264,10 @@ def decide(
             question = Question(runs_on.device_name, pass_name, precision, layout)
             rivals = (Choice(one.kernel, one.instance, where, fp32, as_given(one.kernel, one.instance)) for one in taken.rivals)
             trial = Trial(question, given, (torchs, *rivals))
-        if may_be_torchs and taken.why_torch(margin_ms):
-            return replace(torchs, trial=trial)
+        if may_be_torchs:
+            taken = taken.for_torch
+            if taken.why_torch(margin_ms):
+                return replace(torchs, trial=trial)
         assert taken.kernel is not None
         return Choice(taken.kernel, taken.instance, where, fp32, as_given(taken.kernel, taken.instance), trial)
     kernel = _named(algorithm, pass_name)

@@ -394,8 +394,11 @@ def _why_auto(asked: Problem, backend: Backend) -> Iterator[str]:
                     answers[layout] += _candidates(
                         problem, backend, Question(backend.device_name, pass_name, precision, layout)
                     )
-                    if reason := taken.left_to_torch:
-                        answers[layout].append(f'torch\'s CUDA tensors, unless backend="cuda": torch\'s own operator, {reason}')
+                    torchs = taken.for_torch
+                    reason = torchs.left_to_torch
+                    if reason or torchs.kernel is not taken.kernel:
+                        instead = f"torch's own operator, {reason}" if reason else torchs.candidates[0]
+                        answers[layout].append(f'torch\'s CUDA tensors, unless backend="cuda": {instead}')
             if len(set(map(tuple, answers.values()))) == 1:
                 answers = {"": answers["ncdhw"]}
             for layout, (found, *steps) in answers.items():

@@ -153,6 +153,19 @@ def test_a_users_kernel_takes_part(own: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.kernel is registry.kernel("fprop_mine") and found.left_to_torch is None
 
 
+def test_a_guess_does_not_hide_a_kernel_that_beats_torch(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr("cupy_convt3d.choice.backend_for", lambda *_: on("sm_90a"))
+    Costs((CardCosts(CARD, (planted("fprop_tiled", 1e4),), library(1e6)),)).save(own)
+    registry.register(mine('[cost]\nsteps = "1"\nproducts = "1"\n'))
+    found = choose(on("sm_90a"), "fprop", WIDE, "fp32")
+    assert found.kernel is registry.kernel("fprop_mine") and not found.candidates[0].swept
+    assert "no measurement of this kernel" in (found.left_to_torch or "")
+    taken = decide("fprop", WIDE, given(TorchLibrary(), "cuda"), "auto", "ieee", None).kernel
+    assert taken is registry.kernel("fprop_tiled"), "which was swept, and takes a hundredth of torch's time"
+    assert found.for_torch.for_torch == found.for_torch
+
+
 def test_the_users_costs_come_before_those_that_ship(own: Path) -> None:
     Costs((CardCosts(CARD, (planted("fprop_tiled", 1.0), planted("fprop_gather", 2.0))),)).save(cost.SHIPPED)
     assert choose(on("sm_90a"), "fprop", WIDE, "fp32").kernel is registry.kernel("fprop_tiled")

@@ -87,18 +87,20 @@ def contenders(
     where = {**common, "backend": backend.name}
     try:
         taken = choose(backend, pass_name, asked_of_kernels(problem, pass_name), precision, layout)
-        kernel, instance, to_torch = taken.kernel, taken.instance, backend.name == "host" or taken.left_to_torch is not None
+        kernel, instance, torchs = taken.kernel, taken.instance, taken.for_torch
+        to_torch = backend.name == "host" or torchs.left_to_torch is not None
+        own = (None, "") if to_torch else (torchs.kernel, torchs.instance)
         rivals = tuple((one.kernel, one.instance) for one in taken.rivals) if with_trial else ()
     except KernelError:
-        kernel, instance, to_torch, rivals = None, "", True, ()
-    found = [Contender(AUTO, common, *((None, "") if to_torch else (kernel, instance)), rivals=rivals)]
+        kernel, instance, own, rivals = None, "", (None, ""), ()
+    found = [Contender(AUTO, common, *own, rivals=rivals)]
     if wanted == AUTO:
         return found if kernel is None else [*found, Contender(KERNEL, where, kernel, instance)]
     named = registered(pass_name).values() if isinstance(wanted, str) else wanted
     for one in (one for one in named if one.pass_name == pass_name):
-        own, _ = instance_for(one, problem, precision, backend)
-        if own is not None:
-            found.append(Contender(one.name, {**where, "algorithm": one}, one, own))
+        can, _ = instance_for(one, problem, precision, backend)
+        if can is not None:
+            found.append(Contender(one.name, {**where, "algorithm": one}, one, can))
     return found
 
 

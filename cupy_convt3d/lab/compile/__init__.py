@@ -126,7 +126,7 @@ def compile_calls(
 def _taken(call: Call, card: Gpu) -> tuple[Instance | None, str]:
     question = Question(card.device, call.pass_name, call.precision, call.layout)
     problem = Problem.parse(call.problem)
-    found = automatic(question, asked_of_kernels(problem, call.pass_name), call.packed, card.arch, card.limits)
+    found = automatic(question, asked_of_kernels(problem, call.pass_name), call.packed, card.arch, card.limits).for_torch
     if found.kernel is None:
         return None, "; ".join(found.passed_over) or f"no {call.pass_name} kernel is registered"
     if found.left_to_torch is not None:
