@@ -1,0 +1,661 @@
+/* convt3d
+pass = "fprop"
+dtypes = ["bf16", "fp16"]
+[specialize]
+KERNEL_D = "kernel_d"
+KERNEL_H = "kernel_h"
+KERNEL_W = "kernel_w"
+STRIDE_D = "stride_d"
+STRIDE_H = "stride_h"
+STRIDE_W = "stride_w"
+DILATION_D = "dilation_d"
+DILATION_H = "dilation_h"
+DILATION_W = "dilation_w"
+LEAD_D = "lead_d"
+LEAD_H = "lead_h"
+LEAD_W = "lead_w"
+SHIFT_W = "shift_w"
+IN_CHANNELS = "in_channels_per_group"
+UNIT = "unit"
+TILES = "tiles"
+LENGTH_D = "length_d"
+OUTPUT_LAYOUT = "output_layout"
+[constants]
+lead_d = "padding_d % stride_d"
+lead_h = "padding_h % stride_h"
+lead_w = "padding_w % stride_w"
+# How many inputs beside its own q a q has taps for.
+span_d = "((kernel_d - 1) * dilation_d - lead_d + stride_d) // stride_d - (0 if lead_d > 0 else 1)"
+span_h = "((kernel_h - 1) * dilation_h - lead_h + stride_h) // stride_h - (0 if lead_h > 0 else 1)"
+span_w = "((kernel_w - 1) * dilation_w - lead_w + stride_w) // stride_w - (0 if lead_w > 0 else 1)"
+# Where the window of a tile's first q begins, before that q: such that vectors can be copied, as long ones as the window has room for.
+reach_w = "span_w - (1 if lead_w > 0 else 0)"
+most_shift = "7 if lead_w > 0 else 8"
+before = "padding_w // stride_w - reach_w"
+shift_w = "reach_w + (before % 8 if reach_w + before % 8 <= most_shift else before % 4 if reach_w + before % 4 <= most_shift else before % 2 if reach_w + before % 2 <= most_shift else 0)"
+# What a warp has: output channels, tiles of 8 q beside each other along w, planes.
+unit = "gcd(out_channels_per_group, OUTPUTS)"
+columns = "unit * stride_w"
+tiles_w = "ceil_div(output_w, 8 * stride_w)"
+parts_w = "ceil_div(tiles_w, max(1, min(4, 16 // columns)))"
+tiles = "ceil_div(tiles_w, parts_w)"
+all_d = "ceil_div(output_d, stride_d)"
+all_h = "ceil_div(output_h, stride_h)"
+length_d = "max(1, min(PLANES, all_d, 16 // (tiles * columns)))"
+# Of shared memory: the outputs of a warp, the weights and the inputs of a group. A cell is 16 bytes, 8 neighbours along w.
+pitch = "tiles * stride_w // 2 * 2 + 1"
+own_bytes = "BLOCK_WARPS * (unit * 256 * pitch + 256)"
+weight_bytes = "ceil_div(kernel_d * kernel_h * stride_w * (span_w + 2) * in_channels_per_group * out_channels_per_group, 4) * 16"
+limit = "SHARED_KIB * 1024 - own_bytes"
+some_cells = "((length_d + span_d) * (min(all_h, 16) + span_h) + 3) // 8 * 8 + 4"
+group_bytes = "weight_bytes + 16 * in_channels_per_group * (tiles + 1) * some_cells"
+block_groups = "max(1, min(groups, ceil_div(CHANNELS, in_channels_per_group), limit // group_bytes))"
+group_blocks = "ceil_div(groups, block_groups)"
+# A block's region: rows of q along h, and along d so many times a warp's planes.
+room = "(limit - block_groups * weight_bytes) // (16 * block_groups * in_channels_per_group * (tiles + 1)) - 7"
+most_h = "max(1, room // (length_d + span_d) - span_h)"
+rows_h = "all_h if all_h <= most_h else most_h // 16 * 16 if most_h >= 16 else most_h // 8 * 8 if most_h >= 8 else most_h"
+parts_h = "ceil_div(all_h, rows_h)"
+steps_d = "ceil_div(all_d, length_d)"
+most_d = "max(1, min(steps_d, (room // (rows_h + span_h) - span_d) // length_d))"
+other_blocks = "max(1, batch * group_blocks * parts_h * parts_w)"
+parts_d = "min(steps_d, max(ceil_div(steps_d, most_d), ceil_div(2 * multiprocessors, other_blocks)))"
+block_d = "ceil_div(steps_d, parts_d)"
+runs_d = "ceil_div(steps_d, block_d)"
+plane_cells = "rows_h + span_h"
+column_cells = "((block_d * length_d + span_d) * plane_cells + 3) // 8 * 8 + 4"
+# Units of a block, filled up so that warps beside each other have units beside each other.
+units = "block_groups * out_channels_per_group // unit"
+beside = "BLOCK_WARPS if units >= BLOCK_WARPS else 1 if units == 1 else 2 if units == 2 else 4 if units <= 4 else 8"
+row_tiles = "ceil_div(rows_h * block_d, 16)"
+rounds = "ceil_div(row_tiles * ceil_div(units, beside) * beside, BLOCK_WARPS)"
+stage_bytes = "block_groups * in_channels_per_group * (tiles + 1) * column_cells * 16"
+shared_bytes = "own_bytes + block_groups * weight_bytes + stage_bytes"
+[restrictions]
+"in_channels_per_group <= 8 and out_channels_per_group <= 8" = "it is for groups of at most 8 channels: each pair of an input and an output channel is a product of its own"
+"stride_w <= 8" = "a warp keeps the sums of all residues of w in registers: a stride of at most 8"
+"stride_d <= 8 and stride_h <= 8" = "a block goes through all residues of d and h: strides of at most 8"
+"span_w <= 8" = "the taps of a row must reach over at most 9 inputs: with 8 neighbouring q they fill a window of 16"
+"span_d <= 16" = "the taps along d must reach over at most 17 inputs"
+"shared_bytes <= 98 * 1024" = "the weights and inputs of a group must fit the 99 KiB of shared memory that every GPU has"
+"batch * group_blocks * parts_h * parts_w * runs_d <= 2000000000" = "it counts its blocks in 32 bits"
+[search]
+BLOCK_WARPS = [4, 8]
+CHANNELS = [2, 4, 8, 16]
+PLANES = [2, 4]
+SHARED_KIB = [48, 72, 96]
+[cost]
+steps = "rounds * in_channels_per_group * kernel_h"
+products = "min(BLOCK_WARPS, row_tiles * units) * tiles * columns * length_d * kernel_d * 2048"
+first_bytes = "stage_bytes"
+[[launch]]
+grid = "batch * group_blocks * runs_d * parts_h * parts_w"
+block = "32 * BLOCK_WARPS"
+shared_bytes = "shared_bytes"
+*/
+// Depthwise layers and groups of few channels on tensor cores. There no matrix has channels enough; but along w a correlation with few
+// taps is a product with a Toeplitz matrix. On each axis o = q*stride + r, and tap t feeds o through input q - offset (convt3d/taps.cuh).
+// For one input channel, output channel, residue of w, kd and kh:
+//
+//   rows:    16 positions (d, h)
+//   depth:   16 neighbouring inputs along w, the window of:
+//   columns: 8 neighbouring q; the weight in row k and column n is that of the tap at offset n + shift - k, or zero
+//
+// A block has some groups of one image and a region of q. Its inputs, zeros beyond the tensor, are in shared memory as
+// [channel][cell of 8 neighbours along w][plane][row]: so ldmatrix takes 16 rows as they lie, without conflicts, and another tap of d or
+// h is another address, the same step away for all. Where channels lie together in memory, 8 x 8 neighbours of channels and w are
+// turned in registers on their way in and out.
+//
+// A warp has 16 rows of q for each of LENGTH_D planes, TILES windows beside each other, and the output channels of a unit with all residues of
+// w. An input, loaded once for a tap of h, serves all taps of d and both windows that it lies in. Residues of d and h follow one another.
+// The sums go through shared memory, so that stores are whole vectors of rows, or of channels.
+//
+// Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds. Where a sum
+// of a block is NaN, what is NaN among its outputs is computed anew, by the definition.
+#include "convt3d.cuh"
+#include "convt3d/divisor.cuh"
+#include "convt3d/epilogue.cuh"
+#include "convt3d/forget_memory.cuh"
+#include "convt3d/gathered.cuh"
+#include "convt3d/layout.cuh"
+#include "convt3d/mma.cuh"
+#include "convt3d/specialized.cuh"
+#include "convt3d/taps.cuh"
+
+#ifndef BLOCK_WARPS
+#define BLOCK_WARPS 8
+#endif
+static_assert(BLOCK_WARPS == 4 || BLOCK_WARPS == 8, "16 warps on a multiprocessor are whole blocks");
+// Input channels of a block, where shared memory has room for them.
+#ifndef CHANNELS
+#define CHANNELS 8
+#endif
+// Planes of a warp, output channels of a unit: at most so many.
+#ifndef PLANES
+#define PLANES 4
+#endif
+#ifndef OUTPUTS
+#define OUTPUTS 2
+#endif
+static_assert(OUTPUTS == 1 || OUTPUTS == 2, "a warp has sums for 8 residues of so many channels");
+#ifndef SHARED_KIB
+#define SHARED_KIB 96
+#endif
+// Set by the problem; these are for a look at the compiler's output.
+#ifndef KERNEL_W
+#define KERNEL_D 5
+#define KERNEL_H 5
+#define KERNEL_W 5
+#define STRIDE_D 1
+#define STRIDE_H 1
+#define STRIDE_W 1
+#define DILATION_D 1
+#define DILATION_H 1
+#define DILATION_W 1
+#define LEAD_D 0
+#define LEAD_H 0
+#define LEAD_W 0
+#define SHIFT_W 6
+#define IN_CHANNELS 1
+#define UNIT 1
+#define TILES 3
+#define LENGTH_D 4
+#endif
+
+constexpr int MOST_SUMS = 16, MOST_CELLS = 5;  // of a warp: tiles, and cells of a row
+constexpr int MOST_WEIGHTS = 10;               // fragments of weights that a warp has at once
+constexpr int CELL = 16;                       // bytes
+
+// What a GPU's binary is compiled for.
+struct Shape {
+  Taps d, h, w;  // without what the padding is beyond the stride
+  int shift, inputs, unit, tiles, planes;
+
+  __device__ static int span(const Taps& taps) { return taps.reach() - taps.nearest(); }
+  __device__ int columns() const { return unit * w.stride; }  // of tiles: output channels x residues of w
+  __device__ int words() const { return span(w) + 2; }        // of the weights of a row of taps
+  __device__ int row() const { return 8 * tiles * w.stride; }
+  __device__ int pitch() const { return tiles * w.stride / 2 * 2 + 1; }  // cells of a row of outputs: odd, against conflicts
+  __device__ int row_weights() const { return d.kernel * w.stride * words(); }
+};
+
+// The block's inputs in shared memory, and where in the tensor they begin.
+struct Stage {
+  int planes, rows, column;  // cells between neighbours along w
+  int n, channel, channels, d, h, w;
+};
+
+// A row of outputs, for the first of the warp's planes: how far behind the tensor's first element, and its q of d and h as outputs.
+struct alignas(16) Place {
+  index_t offset;
+  int d, h;
+};
+
+template <int LENGTH>
+struct alignas(2 * LENGTH) Piece {
+  scalar_t element[LENGTH];
+};
+
+__device__ __forceinline__ bool inside(int at, int size) { return static_cast<unsigned>(at) < static_cast<unsigned>(size); }
+
+// How many neighbours along an axis may be accessed at once, 8 at most: their strides and address, and what must be a multiple of it.
+template <class T>
+__device__ int vector_length(const View<T>& view, int axis, int whole) {
+  if (view.stride[axis] != 1) return 1;
+  index_t all = static_cast<index_t>(reinterpret_cast<unsigned long long>(view.data) / sizeof(T)) | whole;
+  for (int a = 0; a < 5; ++a) all |= a == axis ? 0 : view.stride[a];
+  return all % 8 == 0 ? 8 : all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
+}
+
+// Copy the inputs where rows lie together, LENGTH neighbours at once. A warp takes a plane of a channel.
+template <int LENGTH>
+__device__ __forceinline__ void stage_rows(unsigned char* shared, const Problem& problem, const View<const scalar_t>& input,
+                                           const Stage& stage, const Shape& shape, int warp, int lane) {
+  constexpr int EACH = LENGTH == 1 ? 2 : LENGTH;
+  const int pieces = (shape.tiles + 1) * 8 / EACH, count = stage.rows * pieces;
+#pragma unroll 1
+  for (int c = 0; c < stage.channels; ++c) {
+#pragma unroll 1
+    for (int plane = (warp + c) % BLOCK_WARPS; plane < stage.planes; plane += BLOCK_WARPS) {
+      const bool live = inside(stage.d + plane, problem.input_size[0]);
+      const scalar_t* const from = input.at(stage.n, stage.channel + c, stage.d + plane, stage.h, stage.w);
+      unsigned char* const to = shared + (c * (shape.tiles + 1) * stage.column + plane * stage.rows) * CELL;
+#pragma unroll 4
+      for (int i = lane; i < count; i += 32) {
+        const int row = i / pieces, column = i % pieces * EACH;
+        const bool row_live = live && inside(stage.h + row, problem.input_size[1]);
+        const scalar_t* const x = from + (row * input.stride[3] + column);
+        unsigned char* const target = to + (column / 8 * stage.column + row) * CELL + column % 8 * 2;
+        const bool first = row_live && inside(stage.w + column, problem.input_size[2]);
+        if constexpr (LENGTH > 1) {
+          cp_async<2 * LENGTH>(shared_address(target), first ? x : input.data, first ? 2 * LENGTH : 0);
+        } else {
+          const bool second = row_live && inside(stage.w + column + 1, problem.input_size[2]);
+          *reinterpret_cast<Piece<2>*>(target) = {{first ? x[0] : scalar_t{}, second ? x[1] : scalar_t{}}};
+        }
+      }
+    }
+  }
+}
+
+// Turn rows x 8 of 16 bits: from neighbours in words of each row to neighbours of the rows in words of each column.
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void turn(const unsigned (&rows)[ROWS][COLUMNS / 2], unsigned (&columns)[COLUMNS][ROWS / 2]) {
+#pragma unroll
+  for (int r = 0; r < ROWS; r += 2) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c += 2) {
+      columns[c][r / 2] = __byte_perm(rows[r][c / 2], rows[r + 1][c / 2], 0x5410);
+      columns[c + 1][r / 2] = __byte_perm(rows[r][c / 2], rows[r + 1][c / 2], 0x7632);
+    }
+  }
+}
+
+// Copy the inputs where channels lie together, LENGTH of them at once; with 1, for any strides. A thread takes 8 of them and a cell.
+template <int LENGTH>
+__device__ __forceinline__ void stage_channels(unsigned char* shared, const Problem& problem, const View<const scalar_t>& input,
+                                               const Stage& stage, const Shape& shape, int warp, int lane) {
+  const int octets = (stage.channels + 7) / 8, count = stage.rows * (shape.tiles + 1);
+  const Divisor rows = divisor_of(stage.rows);
+#pragma unroll 1
+  for (int i = warp; i < octets * stage.planes; i += BLOCK_WARPS) {
+    const int c = i % octets * 8, plane = i / octets, channels = stage.channels - c;
+    const bool live = inside(stage.d + plane, problem.input_size[0]);
+    const scalar_t* const from = input.at(stage.n, stage.channel + c, stage.d + plane, stage.h, stage.w);
+    unsigned char* const to = shared + (c * (shape.tiles + 1) * stage.column + plane * stage.rows) * CELL;
+#pragma unroll 1
+    for (int k = lane; k < count; k += 32) {
+      const int cell = rows.quotient(k), row = k - cell * stage.rows;
+      const bool row_live = live && inside(stage.h + row, problem.input_size[1]);
+      const scalar_t* const x = from + (row * input.stride[3] + cell * 8 * input.stride[4]);
+      unsigned loaded[8][4], turned[8][4];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const bool there = row_live && inside(stage.w + cell * 8 + e, problem.input_size[2]);
+        const scalar_t* const voxel = x + e * input.stride[4];
+        union {
+          Piece<LENGTH> piece[8 / LENGTH];
+          unsigned word[4];
+        } channel;
+#pragma unroll
+        for (int j = 0; j < 8; j += LENGTH) {
+          Piece<LENGTH> piece{};
+          if (there && j < channels) piece = *reinterpret_cast<const Piece<LENGTH>*>(voxel + j * input.stride[1]);
+          channel.piece[j / LENGTH] = piece;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) loaded[e][j] = channel.word[j];
+      }
+      turn<8, 8>(loaded, turned);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (j >= channels) continue;
+        *reinterpret_cast<uint4*>(to + ((j * (shape.tiles + 1) + cell) * stage.column + row) * CELL) =
+            make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
+      }
+    }
+  }
+}
+
+// The block's weights as pairs that begin with each offset along w: [output channel][input channel][kh][kd][residue of w][offset].
+__device__ __forceinline__ void stage_weights(unsigned* pairs, const Problem& problem, const View<const scalar_t>& weight,
+                                              const Shape& shape, int first_out, int outs) {
+  const int words = shape.words(), outputs = problem.out_channels / problem.groups;
+  const int count = outs * shape.inputs * shape.h.kernel * shape.row_weights();
+#pragma unroll 2
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += 32 * BLOCK_WARPS) {
+    const int offset = i % words + shape.w.nearest(), r = i / words % shape.w.stride;
+    const int kd = i / words / shape.w.stride % shape.d.kernel, rest = i / shape.row_weights();
+    const int kh = rest % shape.h.kernel, ci = rest / shape.h.kernel % shape.inputs;
+    const int co = first_out + rest / shape.h.kernel / shape.inputs, group = co / outputs;
+    const scalar_t* const taps = weight.at(group * shape.inputs + ci, co - group * outputs, kd, kh, 0);
+    Piece<2> pair{};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int kw = shape.w.tap(offset - e, r);
+      if (kw >= 0) pair.element[e] = taps[kw * weight.stride[4]];
+    }
+    *reinterpret_cast<Piece<2>*>(pairs + i) = pair;
+  }
+}
+
+// Which pairs of weights a lane has of a Toeplitz matrix: those from these offsets on, where they are live; else zeros.
+struct Band {
+  int word[2];
+  unsigned live[2];
+};
+
+// sums[(plane * tiles + tile) * columns + column] += the products of one input channel with the taps of one kh and of residue r_d. `cells` is
+// where this lane's row begins for the farthest of the taps along d.
+__device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shape& shape, int r_d, unsigned cells,
+                                         unsigned plane_step, unsigned column_step, const unsigned* weights, int output_step,
+                                         const Band& band) {
+  const int most = MOST_WEIGHTS / shape.columns() > 0 ? MOST_WEIGHTS / shape.columns() : 1;  // taps of d at once
+#pragma unroll
+  for (int first = shape.d.nearest(); first <= shape.d.reach(); first += most) {
+    unsigned b[MOST_SUMS][2];
+    const int last = min(first + most - 1, shape.d.reach());
+#pragma unroll
+    for (int offset = first; offset <= last; ++offset) {
+      const int kd = shape.d.tap(offset, r_d);
+#pragma unroll
+      for (int column = 0; column < shape.columns(); ++column) {
+        if (kd < 0) continue;
+        const unsigned* const from =
+            weights + column / shape.w.stride * output_step + (kd * shape.w.stride + column % shape.w.stride) * shape.words();
+#pragma unroll
+        for (int k = 0; k < 2; ++k) b[(offset - first) * shape.columns() + column][k] = from[band.word[k]] & band.live[k];
+      }
+    }
+#pragma unroll
+    for (int plane = 0; plane < shape.planes + Shape::span(shape.d); ++plane) {
+      bool used = false;
+#pragma unroll
+      for (int offset = first; offset <= last; ++offset)
+        used = used || (shape.d.tap(offset, r_d) >= 0 && inside(plane - shape.d.reach() + offset, shape.planes));
+      if (!used) continue;
+      unsigned x[MOST_CELLS + 1][2];
+#pragma unroll
+      for (int cell = 0; cell <= shape.tiles; cell += 2) {
+        const unsigned row = cells + plane * plane_step + cell * column_step;
+        if (cell < shape.tiles) {
+          unsigned four[4];
+          ldmatrix_x4(four, row);
+          x[cell][0] = four[0], x[cell][1] = four[1], x[cell + 1][0] = four[2], x[cell + 1][1] = four[3];
+        } else {
+          ldmatrix_x2(x[cell], row);
+        }
+      }
+#pragma unroll
+      for (int offset = first; offset <= last; ++offset) {
+        const int to = plane - shape.d.reach() + offset;
+        if (shape.d.tap(offset, r_d) < 0 || !inside(to, shape.planes)) continue;
+#pragma unroll
+        for (int tile = 0; tile < shape.tiles; ++tile) {
+          const unsigned a[4] = {x[tile][0], x[tile][1], x[tile + 1][0], x[tile + 1][1]};
+#pragma unroll
+          for (int column = 0; column < shape.columns(); ++column) {
+            const unsigned (&weight)[2] = b[(offset - first) * shape.columns() + column];
+            CONVT3D_MULTIPLY(sums[(to * shape.tiles + tile) * shape.columns() + column], a, weight[0], weight[1]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Finish the sums of one plane: [output channel of the unit][row][residues of q] in shared memory. Whether one of them was NaN.
+__device__ __forceinline__ bool finish_plane(scalar_t* own, const float (*sums)[4], const Shape& shape,
+                                             const Epilogue& epilogue, int channel, int lane) {
+  bool spoilt = false;
+  const int stride = shape.w.stride;
+#pragma unroll
+  for (int k = 0; k < shape.unit; ++k) {
+    const float start = epilogue.start(channel + k);
+#pragma unroll
+    for (int tile = 0; tile < shape.tiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        scalar_t* const to = own + ((k * 16 + lane / 4 + 8 * half) * shape.pitch() + tile * stride) * 8 + lane % 4 * 2 * stride;
+        const auto sum = [&](int i) {
+          const float product = sums[tile * shape.columns() + k * stride + i % stride][half * 2 + i / stride];
+          spoilt = spoilt || product != product;
+          return start + product;
+        };
+#pragma unroll
+        for (int i = 0; i < 2 * stride; i += 2)
+          *reinterpret_cast<FinishedPair*>(to + i) = epilogue.finish_pair(sum(i), sum(i + 1));
+      }
+    }
+  }
+  return spoilt;
+}
+
+// Store 16 rows of one channel, of which `live` outputs are inside, LENGTH neighbours at once. Where rows have no such vectors LENGTH is 2: a
+// lane's two at a multiple of four bytes are its own, or its second and the next lane's first.
+template <int LENGTH>
+__device__ __forceinline__ void store_rows(const scalar_t* own, const Place* places, const View<scalar_t>& output,
+                                           const Shape& shape, index_t offset, int end_d, int end_h, int live, int lane) {
+  const int pieces = shape.row() / LENGTH;
+#pragma unroll 4
+  for (int i = lane; i < 16 * pieces; i += 32) {
+    const int row = i / pieces, at = i % pieces * LENGTH;
+    const Place place = places[row];
+    if (place.d >= end_d || place.h >= end_h || at >= live) continue;
+    scalar_t* const y = output.data + (place.offset + offset + at);
+    const scalar_t* const from = own + row * shape.pitch() * 8 + at;
+    if constexpr (LENGTH == 2) {
+      const int odd = static_cast<int>(reinterpret_cast<unsigned long long>(y) / 2 % 2);
+      const Piece<2> now = *reinterpret_cast<const Piece<2>*>(from);
+      if (odd == 0 && at + 1 < live) {
+        *reinterpret_cast<Piece<2>*>(y) = now;
+      } else {
+        if (odd == 0 || at == 0) y[0] = now.element[0];
+        if (odd != 0 && at + 2 < live && at + 2 < shape.row()) {
+          *reinterpret_cast<Piece<2>*>(y + 1) = {{now.element[1], from[2]}};
+        } else if (odd != 0 && at + 1 < live) {
+          y[1] = now.element[1];
+        }
+      }
+    } else if (at + LENGTH <= live) {
+      *reinterpret_cast<Piece<LENGTH>*>(y) = *reinterpret_cast<const Piece<LENGTH>*>(from);
+    } else {
+      for (int e = 0; at + e < live; ++e) y[e] = from[e];
+    }
+  }
+}
+
+// Store what all warps have, LENGTH neighbouring channels at once; with 1, for any strides. Warps beside each other have the rows of
+// `beside` units, `first_out` and the `channels` from there on for all of them. A thread takes 8 channels and half a cell.
+template <int LENGTH>
+__device__ __forceinline__ void store_channels(const scalar_t* own, const Place* places, const View<scalar_t>& output,
+                                               const Shape& shape, int beside, int channels, index_t offset, int end_d,
+                                               int end_h, int live) {
+  const int octets = (channels + 7) / 8, halves = shape.row() / 4, warp_outputs = shape.unit * 16 * shape.pitch() * 8;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < BLOCK_WARPS / beside * octets * halves * 16; i += 32 * BLOCK_WARPS) {
+    const int row = i % 16, at = i / 16 % halves * 4, c = i / 16 / halves % octets * 8,
+              warp = i / 16 / halves / octets * beside;
+    const Place place = places[warp * 16 + row];
+    if (place.d >= end_d || place.h >= end_h) continue;
+    unsigned sums[8][2], turned[4][4];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int k = c + j < channels ? c + j : c;
+      const uint2 words = *reinterpret_cast<const uint2*>(own + (warp + k / shape.unit) * warp_outputs +
+                                                          (k % shape.unit * 16 + row) * shape.pitch() * 8 + at);
+      sums[j][0] = words.x, sums[j][1] = words.y;
+    }
+    turn<8, 4>(sums, turned);
+    scalar_t* const y = output.data + (place.offset + offset + c * output.stride[1] + at * output.stride[4]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (at + e >= live) continue;
+      union {
+        unsigned word[4];
+        Piece<LENGTH> piece[8 / LENGTH];
+      } channel;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) channel.word[j] = turned[e][j];
+#pragma unroll
+      for (int j = 0; j < 8; j += LENGTH) {
+        if (c + j < channels)
+          *reinterpret_cast<Piece<LENGTH>*>(y + (e * output.stride[4] + j * output.stride[1])) = channel.piece[j / LENGTH];
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
+    convt3d_fprop_toeplitz_mma(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
+                               const scalar_t* __restrict__ bias, View<scalar_t> output, const int shift_w, const int unit,
+                               const int tiles, const int length_d, const int block_groups, const int group_blocks,
+                               const int runs_d, const int block_d, const int parts_h, const int rows_h, const int parts_w,
+                               const int plane_cells, const int column_cells, const int units, const int beside,
+                               const int row_tiles, const int own_bytes, const int stage_bytes) {
+  lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
+  const Epilogue epilogue{bias};
+  extern __shared__ __align__(16) unsigned char shared[];
+  const Shape shape = {
+      {SPECIALIZED(KERNEL_D, problem.kernel_size[0]), SPECIALIZED(STRIDE_D, problem.stride[0]),
+       SPECIALIZED(DILATION_D, problem.dilation[0]), SPECIALIZED(LEAD_D, problem.padding[0] % problem.stride[0]), 1},
+      {SPECIALIZED(KERNEL_H, problem.kernel_size[1]), SPECIALIZED(STRIDE_H, problem.stride[1]),
+       SPECIALIZED(DILATION_H, problem.dilation[1]), SPECIALIZED(LEAD_H, problem.padding[1] % problem.stride[1]), 1},
+      {SPECIALIZED(KERNEL_W, problem.kernel_size[2]), SPECIALIZED(STRIDE_W, problem.stride[2]),
+       SPECIALIZED(DILATION_W, problem.dilation[2]), SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]), 8},
+      SPECIALIZED(SHIFT_W, shift_w),
+      SPECIALIZED(IN_CHANNELS, problem.in_channels / problem.groups),
+      SPECIALIZED(UNIT, unit),
+      SPECIALIZED(TILES, tiles),
+      SPECIALIZED(LENGTH_D, length_d)};
+
+  // blockIdx.x = (((n * group_blocks + group block) * runs_d + run of d) * parts_h + part of h) * parts_w + part of w. Where channels lie
+  // together, so are the groups of a place.
+  unsigned rest = blockIdx.x;
+  const auto next = [&rest](int count) {
+    const unsigned index = rest % count;
+    rest /= count;
+    return static_cast<int>(index);
+  };
+  const bool rows_lie_together = output.stride[4] == 1;
+  int first_group = rows_lie_together ? 0 : next(group_blocks) * block_groups;
+  const int q_w = next(parts_w) * shape.tiles * 8, q_h = next(parts_h) * rows_h, q_d = next(runs_d) * block_d * shape.planes;
+  if (rows_lie_together) first_group = next(group_blocks) * block_groups;
+  const int n = static_cast<int>(rest), groups = min(block_groups, problem.groups - first_group);
+  const int outputs = problem.out_channels / problem.groups, first_out = first_group * outputs, outs = groups * outputs;
+
+  // Shared memory: inputs, then what each warp finishes and where it is stored, then weights.
+  unsigned char* const after = shared + stage_bytes;
+  Place* const places = reinterpret_cast<Place*>(after);
+  scalar_t* const finished = reinterpret_cast<scalar_t*>(after + BLOCK_WARPS * 16 * sizeof(Place));
+  unsigned* const weights = reinterpret_cast<unsigned*>(after + own_bytes);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  {
+    const Stage stage = {block_d * shape.planes + Shape::span(shape.d),
+                         plane_cells,
+                         column_cells,
+                         n,
+                         first_group * shape.inputs,
+                         groups * shape.inputs,
+                         problem.padding[0] / shape.d.stride + q_d - shape.d.reach(),
+                         problem.padding[1] / shape.h.stride + q_h - shape.h.reach(),
+                         problem.padding[2] / shape.w.stride + q_w - shape.shift};
+    if (input.stride[4] == 1) {
+      const int length = vector_length(input, 4, problem.input_size[2] | stage.w);
+      if (length == 8) stage_rows<8>(shared, problem, input, stage, shape, warp, lane);
+      if (length == 4) stage_rows<4>(shared, problem, input, stage, shape, warp, lane);
+      if (length == 2) stage_rows<2>(shared, problem, input, stage, shape, warp, lane);
+      if (length == 1) stage_rows<1>(shared, problem, input, stage, shape, warp, lane);
+    } else {
+      const int length = vector_length(input, 1, stage.channel | stage.channels);
+      if (length == 8) stage_channels<8>(shared, problem, input, stage, shape, warp, lane);
+      if (length == 4) stage_channels<4>(shared, problem, input, stage, shape, warp, lane);
+      if (length == 2) stage_channels<2>(shared, problem, input, stage, shape, warp, lane);
+      if (length == 1) stage_channels<1>(shared, problem, input, stage, shape, warp, lane);
+    }
+  }
+  stage_weights(weights, problem, weight, shape, first_out, outs);
+  cp_async_wait_all();
+  __syncthreads();
+
+  Band band;
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    const int word = lane / 4 + shape.shift - lane % 4 * 2 - 8 * k - shape.w.nearest();
+    band.live[k] = inside(word, shape.words()) ? ~0u : 0u;
+    band.word[k] = inside(word, shape.words()) ? word : 0;
+  }
+  const int output_step = shape.inputs * shape.h.kernel * shape.row_weights();
+  const unsigned plane_step = plane_cells * CELL, column_step = column_cells * CELL;
+  const int live_w = min(problem.output_size[2] - q_w * shape.w.stride, shape.row());
+  const int filled = (units + beside - 1) / beside * beside;
+  const Divisor rows = divisor_of(rows_h);
+  scalar_t* const own = finished + warp * shape.unit * 16 * shape.pitch() * 8;
+  bool spoilt = false;  // some sum was NaN
+#pragma unroll 1
+  for (int first_item = 0; first_item < row_tiles * filled; first_item += BLOCK_WARPS) {
+    const int item = first_item + warp, row_tile = item / filled, channel = item % filled * shape.unit;
+    const bool live = row_tile < row_tiles && channel < outs;
+    // ldmatrix takes a row from each of 16 lanes, and the cells beside them from the others.
+    const int row = row_tile * 16 + lane % 16, known_row = min(row, rows_h * block_d - 1), of_d = rows.quotient(known_row);
+    const int of_h = known_row - of_d * rows_h, d = (q_d + of_d * shape.planes) * shape.d.stride,
+              h = (q_h + of_h) * shape.h.stride;
+    if (lane < 16) {
+      const scalar_t* const y = output.at(n, first_out, d, h, q_w * shape.w.stride);
+      places[warp * 16 + lane] = {y - output.data, row == known_row ? d : problem.output_size[0], h};
+    }
+    const int first_input = channel / outputs * shape.inputs;
+    const unsigned cells = shared_address(shared) + (lane / 16) * column_step +
+                           ((first_input * (shape.tiles + 1)) * column_cells + of_d * shape.planes * plane_cells + of_h) * CELL;
+#pragma unroll 1
+    for (int residue = 0; residue < shape.d.stride * shape.h.stride; ++residue) {
+      const int r_d = residue / shape.h.stride, r_h = residue % shape.h.stride;
+      float sums[MOST_SUMS][4];
+#pragma unroll
+      for (int i = 0; i < MOST_SUMS * 4; ++i) sums[i / 4][i % 4] = 0.0f;
+#pragma unroll 1
+      for (int ci = 0; ci < (live ? shape.inputs : 0); ++ci) {
+#pragma unroll 1
+        for (int offset = shape.h.nearest(); offset <= shape.h.reach(); ++offset) {
+          const int kh = shape.h.tap(offset, r_h);
+          if (kh < 0) continue;
+          const unsigned from = cells + (ci * (shape.tiles + 1) * column_cells + shape.h.reach() - offset) * CELL;
+          const unsigned* const row_weights =
+              weights + ((channel * shape.inputs + ci) * shape.h.kernel + kh) * shape.row_weights();
+#pragma unroll
+          for (int r = 0; r < shape.d.stride; ++r) {
+            if (r == r_d) multiply(sums, shape, r, from, plane_step, column_step, row_weights, output_step, band);
+          }
+        }
+      }
+#pragma unroll 1
+      for (int plane = 0; plane < shape.planes; ++plane) {
+#pragma unroll
+        for (int p = 0; p < shape.planes; ++p) {
+          if (p == plane && live)
+            spoilt |= finish_plane(own, sums + p * shape.tiles * shape.columns(), shape, epilogue, first_out + channel, lane);
+        }
+        const int end_d = problem.output_size[0] - plane * shape.d.stride - r_d, end_h = problem.output_size[1] - r_h;
+        const index_t offset = (plane * shape.d.stride + r_d) * output.stride[2] + r_h * output.stride[3];
+        if (rows_lie_together) {
+          __syncwarp();
+          const int length = vector_length(output, 4, 0);
+#pragma unroll 1
+          for (int k = 0; k < (live ? shape.unit : 0); ++k) {
+            const index_t at = offset + (channel + k) * output.stride[1];
+            const scalar_t* const from = own + k * 16 * shape.pitch() * 8;
+            const Place* const to = places + warp * 16;
+            if (length == 8) store_rows<8>(from, to, output, shape, at, end_d, end_h, live_w, lane);
+            if (length == 4) store_rows<4>(from, to, output, shape, at, end_d, end_h, live_w, lane);
+            if (length <= 2) store_rows<2>(from, to, output, shape, at, end_d, end_h, live_w, lane);
+          }
+          __syncwarp();
+        } else {
+          __syncthreads();
+          const int first = first_item % filled * shape.unit, channels = min(beside * shape.unit, outs - first);
+          const int length = vector_length(output, 1, (first_out + first) | channels);
+          const index_t at = offset + first * output.stride[1];
+          if (length == 8) store_channels<8>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
+          if (length == 4) store_channels<4>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
+          if (length == 2) store_channels<2>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
+          if (length == 1) store_channels<1>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
+          __syncthreads();
+        }
+      }
+    }
+  }
+
+  if (__syncthreads_or(spoilt) == 0) return;
+  const int width = live_w, height = min(rows_h * shape.h.stride, problem.output_size[1] - q_h * shape.h.stride);
+  const int depth = min(block_d * shape.planes * shape.d.stride, problem.output_size[0] - q_d * shape.d.stride);
+#pragma unroll 1
+  for (int c = 0; c < outs; ++c) {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < depth * height * width; i += 32 * BLOCK_WARPS) {
+      const int w = q_w * shape.w.stride + i % width, h = q_h * shape.h.stride + i / width % height;
+      const int d = q_d * shape.d.stride + i / width / height;
+      scalar_t* const y = output.at(n, first_out + c, d, h, w);
+      if (to_accum(*y) != to_accum(*y)) *y = gathered(problem, input, weight, epilogue, n, first_out + c, d, h, w);
+    }
+  }
+}
