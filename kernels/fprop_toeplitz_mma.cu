@@ -16,6 +16,7 @@ LEAD_H = "lead_h"
 LEAD_W = "lead_w"
 SHIFT_W = "shift_w"
 IN_CHANNELS = "in_channels_per_group"
+OUT_CHANNELS = "out_channels_per_group"
 UNIT = "unit"
 TILES = "tiles"
 LENGTH_D = "length_d"
@@ -34,33 +35,38 @@ most_shift = "7 if lead_w > 0 else 8"
 before = "padding_w // stride_w - reach_w"
 shift_w = "reach_w + (before % 8 if reach_w + before % 8 <= most_shift else before % 4 if reach_w + before % 4 <= most_shift else before % 2 if reach_w + before % 2 <= most_shift else 0)"
 # What a warp has: output channels, tiles of 8 q beside each other along w, planes.
-unit = "gcd(out_channels_per_group, OUTPUTS)"
+unit = "gcd(out_channels_per_group, OUTPUTS) if stride_w == 1 else 1"
 columns = "unit * stride_w"
 tiles_w = "ceil_div(output_w, 8 * stride_w)"
 parts_w = "ceil_div(tiles_w, max(1, min(4, 16 // columns)))"
 tiles = "ceil_div(tiles_w, parts_w)"
 all_d = "ceil_div(output_d, stride_d)"
 all_h = "ceil_div(output_h, stride_h)"
-length_d = "max(1, min(PLANES, all_d, 16 // (tiles * columns)))"
+most_planes = "max(1, min(PLANES, ceil_div(all_d * all_h, 16), 16 // (tiles * columns)))"
+length_d = "max(1, ceil_div(all_d, max(1, ceil_div(all_d, most_planes))))"
 # Of shared memory: the outputs of a warp, the weights and the inputs of a group. A cell is 16 bytes, 8 neighbours along w.
 pitch = "tiles * stride_w // 2 * 2 + 1"
 own_bytes = "BLOCK_WARPS * (unit * 256 * pitch + 256)"
-weight_bytes = "ceil_div(kernel_d * kernel_h * stride_w * (span_w + 2) * in_channels_per_group * out_channels_per_group, 4) * 16"
+weight_bytes = "ceil_div(kernel_d * kernel_h * stride_w * (span_w + 3) * in_channels_per_group * out_channels_per_group, 4) * 16"
 limit = "SHARED_KIB * 1024 - own_bytes"
 some_cells = "((length_d + span_d) * (min(all_h, 16) + span_h) + 3) // 8 * 8 + 4"
 group_bytes = "weight_bytes + 16 * in_channels_per_group * (tiles + 1) * some_cells"
 block_groups = "max(1, min(groups, ceil_div(CHANNELS, in_channels_per_group), limit // group_bytes))"
 group_blocks = "ceil_div(groups, block_groups)"
-# A block's region: rows of q along h, and along d so many times a warp's planes.
+# A block's region: rows of q along h, and along d so many times a warp's planes; 16 of both, or several times 16, fill a matrix.
 room = "(limit - block_groups * weight_bytes) // (16 * block_groups * in_channels_per_group * (tiles + 1)) - 7"
-most_h = "max(1, room // (length_d + span_d) - span_h)"
-rows_h = "all_h if all_h <= most_h else most_h // 16 * 16 if most_h >= 16 else most_h // 8 * 8 if most_h >= 8 else most_h"
-parts_h = "ceil_div(all_h, rows_h)"
 steps_d = "ceil_div(all_d, length_d)"
-most_d = "max(1, min(steps_d, (room // (rows_h + span_h) - span_d) // length_d))"
+most_h = "max(1, room // (length_d + span_d) - span_h)"
+tall = "most_h // 16 * 16 if most_h >= 16 else most_h // 8 * 8 if most_h >= 8 else most_h"
+two_steps = "2 * length_d + span_d"
+low = "steps_d > 1 and ceil_div(all_h, 8) % 2 == 1 and (8 + span_h) * two_steps <= room and (all_h + span_h) * two_steps > room"
+rows_h = "8 if low else all_h if all_h <= most_h else tall"
+parts_h = "ceil_div(all_h, rows_h)"
+fitting = "(room // (rows_h + span_h) - span_d) // length_d"
 other_blocks = "max(1, batch * group_blocks * parts_h * parts_w)"
-parts_d = "min(steps_d, max(ceil_div(steps_d, most_d), ceil_div(2 * multiprocessors, other_blocks)))"
-block_d = "ceil_div(steps_d, parts_d)"
+wanted = "max(1, steps_d * other_blocks // (2 * multiprocessors))"
+most_d = "max(1, min(steps_d, fitting, wanted))"
+block_d = "most_d // 2 * 2 if low and most_d > 1 else ceil_div(steps_d, ceil_div(steps_d, most_d))"
 runs_d = "ceil_div(steps_d, block_d)"
 plane_cells = "rows_h + span_h"
 column_cells = "((block_d * length_d + span_d) * plane_cells + 3) // 8 * 8 + 4"
@@ -82,7 +88,7 @@ shared_bytes = "own_bytes + block_groups * weight_bytes + stage_bytes"
 [search]
 BLOCK_WARPS = [4, 8]
 CHANNELS = [2, 4, 8, 16]
-PLANES = [2, 4]
+PLANES = [2, 4, 8]
 SHARED_KIB = [48, 72, 96]
 [cost]
 steps = "rounds * in_channels_per_group * kernel_h"
@@ -157,6 +163,7 @@ static_assert(OUTPUTS == 1 || OUTPUTS == 2, "a warp has sums for 8 residues of s
 #define LEAD_W 0
 #define SHIFT_W 6
 #define IN_CHANNELS 1
+#define OUT_CHANNELS 1
 #define UNIT 1
 #define TILES 3
 #define LENGTH_D 4
@@ -169,11 +176,11 @@ constexpr int CELL = 16;                       // bytes
 // What a GPU's binary is compiled for.
 struct Shape {
   Taps d, h, w;  // without what the padding is beyond the stride
-  int shift, inputs, unit, tiles, planes;
+  int shift, inputs, outputs, unit, tiles, planes;
 
   __device__ static int span(const Taps& taps) { return taps.reach() - taps.nearest(); }
   __device__ int columns() const { return unit * w.stride; }  // of tiles: output channels x residues of w
-  __device__ int words() const { return span(w) + 2; }        // of the weights of a row of taps
+  __device__ int words() const { return span(w) + 3; }        // of the weights of a row of taps, and a zero
   __device__ int row() const { return 8 * tiles * w.stride; }
   __device__ int pitch() const { return tiles * w.stride / 2 * 2 + 1; }  // cells of a row of outputs: odd, against conflicts
   __device__ int row_weights() const { return d.kernel * w.stride * words(); }
@@ -207,31 +214,34 @@ __device__ int vector_length(const View<T>& view, int axis, int whole) {
   return all % 8 == 0 ? 8 : all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
 }
 
-// Copy the inputs where rows lie together, LENGTH neighbours at once. A warp takes a plane of a channel.
+// Copy the inputs where rows lie together, LENGTH neighbours at once. A warp takes a plane of a channel, a lane the same place in every so
+// many of its rows.
 template <int LENGTH>
 __device__ __forceinline__ void stage_rows(unsigned char* shared, const Problem& problem, const View<const scalar_t>& input,
                                            const Stage& stage, const Shape& shape, int warp, int lane) {
   constexpr int EACH = LENGTH == 1 ? 2 : LENGTH;
-  const int pieces = (shape.tiles + 1) * 8 / EACH, count = stage.rows * pieces;
+  const int pieces = (shape.tiles + 1) * 8 / EACH, at_once = 32 / pieces, first_row = lane / pieces;
+  const int column = lane % pieces * EACH, channel_cells = (shape.tiles + 1) * stage.column;
+  const bool first = inside(stage.w + column, problem.input_size[2]);
+  const bool second = inside(stage.w + column + 1, problem.input_size[2]);
+  const int rows = first_row < at_once ? stage.rows : 0;
+  const scalar_t* channel = input.at(stage.n, stage.channel, stage.d, stage.h + first_row, stage.w + column);
+  unsigned char* const target = shared + (column / 8 * stage.column + first_row) * CELL + column % 8 * 2;
+  const index_t step = at_once * input.stride[3];
 #pragma unroll 1
-  for (int c = 0; c < stage.channels; ++c) {
+  for (int c = 0; c < stage.channels; ++c, channel += input.stride[1]) {
 #pragma unroll 1
     for (int plane = (warp + c) % BLOCK_WARPS; plane < stage.planes; plane += BLOCK_WARPS) {
       const bool live = inside(stage.d + plane, problem.input_size[0]);
-      const scalar_t* const from = input.at(stage.n, stage.channel + c, stage.d + plane, stage.h, stage.w);
-      unsigned char* const to = shared + (c * (shape.tiles + 1) * stage.column + plane * stage.rows) * CELL;
+      const scalar_t* x = channel + plane * input.stride[2];
+      unsigned char* to = target + (c * channel_cells + plane * stage.rows) * CELL;
 #pragma unroll 4
-      for (int i = lane; i < count; i += 32) {
-        const int row = i / pieces, column = i % pieces * EACH;
-        const bool row_live = live && inside(stage.h + row, problem.input_size[1]);
-        const scalar_t* const x = from + (row * input.stride[3] + column);
-        unsigned char* const target = to + (column / 8 * stage.column + row) * CELL + column % 8 * 2;
-        const bool first = row_live && inside(stage.w + column, problem.input_size[2]);
+      for (int row = first_row; row < rows; row += at_once, x += step, to += at_once * CELL) {
+        const bool there = live && inside(stage.h + row, problem.input_size[1]);
         if constexpr (LENGTH > 1) {
-          cp_async<2 * LENGTH>(shared_address(target), first ? x : input.data, first ? 2 * LENGTH : 0);
+          cp_async<2 * LENGTH>(shared_address(to), there && first ? x : input.data, there && first ? 2 * LENGTH : 0);
         } else {
-          const bool second = row_live && inside(stage.w + column + 1, problem.input_size[2]);
-          *reinterpret_cast<Piece<2>*>(target) = {{first ? x[0] : scalar_t{}, second ? x[1] : scalar_t{}}};
+          *reinterpret_cast<Piece<2>*>(to) = {{there && first ? x[0] : scalar_t{}, there && second ? x[1] : scalar_t{}}};
         }
       }
     }
@@ -300,15 +310,15 @@ __device__ __forceinline__ void stage_channels(unsigned char* shared, const Prob
 // The block's weights as pairs that begin with each offset along w: [output channel][input channel][kh][kd][residue of w][offset].
 __device__ __forceinline__ void stage_weights(unsigned* pairs, const Problem& problem, const View<const scalar_t>& weight,
                                               const Shape& shape, int first_out, int outs) {
-  const int words = shape.words(), outputs = problem.out_channels / problem.groups;
+  const int words = shape.words();
   const int count = outs * shape.inputs * shape.h.kernel * shape.row_weights();
 #pragma unroll 2
   for (int i = static_cast<int>(threadIdx.x); i < count; i += 32 * BLOCK_WARPS) {
     const int offset = i % words + shape.w.nearest(), r = i / words % shape.w.stride;
     const int kd = i / words / shape.w.stride % shape.d.kernel, rest = i / shape.row_weights();
     const int kh = rest % shape.h.kernel, ci = rest / shape.h.kernel % shape.inputs;
-    const int co = first_out + rest / shape.h.kernel / shape.inputs, group = co / outputs;
-    const scalar_t* const taps = weight.at(group * shape.inputs + ci, co - group * outputs, kd, kh, 0);
+    const int co = first_out + rest / shape.h.kernel / shape.inputs, group = co / shape.outputs;
+    const scalar_t* const taps = weight.at(group * shape.inputs + ci, co - group * shape.outputs, kd, kh, 0);
     Piece<2> pair{};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -319,10 +329,9 @@ __device__ __forceinline__ void stage_weights(unsigned* pairs, const Problem& pr
   }
 }
 
-// Which pairs of weights a lane has of a Toeplitz matrix: those from these offsets on, where they are live; else zeros.
+// Which pairs of a row's weights a lane has of a Toeplitz matrix: those that begin with these offsets. The last pair of a row is zeros.
 struct Band {
   int word[2];
-  unsigned live[2];
 };
 
 // sums[(plane * tiles + tile) * columns + column] += the products of one input channel with the taps of one kh and of residue r_d. `cells` is
@@ -344,7 +353,7 @@ __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shap
         const unsigned* const from =
             weights + column / shape.w.stride * output_step + (kd * shape.w.stride + column % shape.w.stride) * shape.words();
 #pragma unroll
-        for (int k = 0; k < 2; ++k) b[(offset - first) * shape.columns() + column][k] = from[band.word[k]] & band.live[k];
+        for (int k = 0; k < 2; ++k) b[(offset - first) * shape.columns() + column][k] = from[band.word[k]];
       }
     }
 #pragma unroll
@@ -384,31 +393,42 @@ __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shap
   }
 }
 
-// Finish the sums of one plane: [output channel of the unit][row][residues of q] in shared memory. Whether one of them was NaN.
-__device__ __forceinline__ bool finish_plane(scalar_t* own, const float (*sums)[4], const Shape& shape,
-                                             const Epilogue& epilogue, int channel, int lane) {
+// Finish all sums, in half the registers: [plane][output channel of the unit][tile][upper and lower rows][residues of 2 q]. Whether
+// one of them was NaN.
+__device__ __forceinline__ bool finish(FinishedPair (&pairs)[2 * MOST_SUMS], const float (&sums)[MOST_SUMS][4],
+                                       const Shape& shape, const Epilogue& epilogue, int channel) {
   bool spoilt = false;
   const int stride = shape.w.stride;
 #pragma unroll
   for (int k = 0; k < shape.unit; ++k) {
     const float start = epilogue.start(channel + k);
 #pragma unroll
-    for (int tile = 0; tile < shape.tiles; ++tile) {
+    for (int plane = 0; plane < shape.planes; ++plane) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        scalar_t* const to = own + ((k * 16 + lane / 4 + 8 * half) * shape.pitch() + tile * stride) * 8 + lane % 4 * 2 * stride;
-        const auto sum = [&](int i) {
-          const float product = sums[tile * shape.columns() + k * stride + i % stride][half * 2 + i / stride];
+      for (int i = 0; i < shape.tiles * 4 * stride; i += 2) {
+        const int tile = i / (4 * stride), half = i / (2 * stride) % 2, place = i % (2 * stride);
+        const auto sum = [&](int at) {
+          const int column = (plane * shape.tiles + tile) * shape.columns() + k * stride + at % stride;
+          const float product = sums[column][half * 2 + at / stride];
           spoilt = spoilt || product != product;
           return start + product;
         };
-#pragma unroll
-        for (int i = 0; i < 2 * stride; i += 2)
-          *reinterpret_cast<FinishedPair*>(to + i) = epilogue.finish_pair(sum(i), sum(i + 1));
+        pairs[(plane * shape.unit + k) * shape.tiles * 2 * stride + i / 2] = epilogue.finish_pair(sum(place), sum(place + 1));
       }
     }
   }
   return spoilt;
+}
+
+// What is finished of one plane into shared memory, as rows of each output channel of the unit.
+__device__ __forceinline__ void write_plane(scalar_t* own, const FinishedPair* pairs, const Shape& shape, int lane) {
+  const int stride = shape.w.stride, count = shape.tiles * 2 * stride;
+  scalar_t* const corner = own + lane / 4 * shape.pitch() * 8 + lane % 4 * 2 * stride;
+#pragma unroll
+  for (int i = 0; i < shape.unit * count; ++i) {
+    const int k = i / count, tile = i % count / (2 * stride), half = i % count / stride % 2, place = i % stride * 2;
+    *reinterpret_cast<FinishedPair*>(corner + ((k * 16 + 8 * half) * shape.pitch() + tile * stride) * 8 + place) = pairs[i];
+  }
 }
 
 // Store 16 rows of one channel, of which `live` outputs are inside, LENGTH neighbours at once. Where rows have no such vectors LENGTH is 2: a
@@ -417,7 +437,7 @@ template <int LENGTH>
 __device__ __forceinline__ void store_rows(const scalar_t* own, const Place* places, const View<scalar_t>& output,
                                            const Shape& shape, index_t offset, int end_d, int end_h, int live, int lane) {
   const int pieces = shape.row() / LENGTH;
-#pragma unroll 4
+#pragma unroll 1
   for (int i = lane; i < 16 * pieces; i += 32) {
     const int row = i / pieces, at = i % pieces * LENGTH;
     const Place place = places[row];
@@ -492,7 +512,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
                                const int tiles, const int length_d, const int block_groups, const int group_blocks,
                                const int runs_d, const int block_d, const int parts_h, const int rows_h, const int parts_w,
                                const int plane_cells, const int column_cells, const int units, const int beside,
-                               const int row_tiles, const int own_bytes, const int stage_bytes) {
+                               const int own_bytes, const int stage_bytes) {
   lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   extern __shared__ __align__(16) unsigned char shared[];
@@ -505,6 +525,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
        SPECIALIZED(DILATION_W, problem.dilation[2]), SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]), 8},
       SPECIALIZED(SHIFT_W, shift_w),
       SPECIALIZED(IN_CHANNELS, problem.in_channels / problem.groups),
+      SPECIALIZED(OUT_CHANNELS, problem.out_channels / problem.groups),
       SPECIALIZED(UNIT, unit),
       SPECIALIZED(TILES, tiles),
       SPECIALIZED(LENGTH_D, length_d)};
@@ -522,7 +543,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
   const int q_w = next(parts_w) * shape.tiles * 8, q_h = next(parts_h) * rows_h, q_d = next(runs_d) * block_d * shape.planes;
   if (rows_lie_together) first_group = next(group_blocks) * block_groups;
   const int n = static_cast<int>(rest), groups = min(block_groups, problem.groups - first_group);
-  const int outputs = problem.out_channels / problem.groups, first_out = first_group * outputs, outs = groups * outputs;
+  const int first_out = first_group * shape.outputs, outs = groups * shape.outputs;
 
   // Shared memory: inputs, then what each warp finishes and where it is stored, then weights.
   unsigned char* const after = shared + stage_bytes;
@@ -562,29 +583,28 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
     const int word = lane / 4 + shape.shift - lane % 4 * 2 - 8 * k - shape.w.nearest();
-    band.live[k] = inside(word, shape.words()) ? ~0u : 0u;
-    band.word[k] = inside(word, shape.words()) ? word : 0;
+    band.word[k] = inside(word, shape.words()) ? word : shape.words() - 1;
   }
   const int output_step = shape.inputs * shape.h.kernel * shape.row_weights();
   const unsigned plane_step = plane_cells * CELL, column_step = column_cells * CELL;
   const int live_w = min(problem.output_size[2] - q_w * shape.w.stride, shape.row());
-  const int filled = (units + beside - 1) / beside * beside;
   const Divisor rows = divisor_of(rows_h);
-  scalar_t* const own = finished + warp * shape.unit * 16 * shape.pitch() * 8;
+  const int steps_d = (problem.output_size[0] - q_d * shape.d.stride - 1) / (shape.planes * shape.d.stride) + 1;
+  const int live_rows = min(block_d, steps_d) * rows_h, row_tiles = (live_rows + 15) / 16;
   bool spoilt = false;  // some sum was NaN
-#pragma unroll 1
-  for (int first_item = 0; first_item < row_tiles * filled; first_item += BLOCK_WARPS) {
-    const int item = first_item + warp, row_tile = item / filled, channel = item % filled * shape.unit;
+  // Warps beside each other have units beside each other; where there are fewer units than warps the others have the next rows.
+  const auto multiply_and_store = [&](int first_tile, int first_unit) {
+    const int row_tile = first_tile + warp / beside, channel = (first_unit + warp % beside) * shape.unit;
     const bool live = row_tile < row_tiles && channel < outs;
     // ldmatrix takes a row from each of 16 lanes, and the cells beside them from the others.
-    const int row = row_tile * 16 + lane % 16, known_row = min(row, rows_h * block_d - 1), of_d = rows.quotient(known_row);
+    const int row = row_tile * 16 + lane % 16, known_row = min(row, live_rows - 1), of_d = rows.quotient(known_row);
     const int of_h = known_row - of_d * rows_h, d = (q_d + of_d * shape.planes) * shape.d.stride,
               h = (q_h + of_h) * shape.h.stride;
     if (lane < 16) {
       const scalar_t* const y = output.at(n, first_out, d, h, q_w * shape.w.stride);
       places[warp * 16 + lane] = {y - output.data, row == known_row ? d : problem.output_size[0], h};
     }
-    const int first_input = channel / outputs * shape.inputs;
+    const int first_input = channel / shape.outputs * shape.inputs;
     const unsigned cells = shared_address(shared) + (lane / 16) * column_step +
                            ((first_input * (shape.tiles + 1)) * column_cells + of_d * shape.planes * plane_cells + of_h) * CELL;
 #pragma unroll 1
@@ -608,12 +628,16 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
           }
         }
       }
+      FinishedPair pairs[2 * MOST_SUMS];
+      if (live) spoilt |= finish(pairs, sums, shape, epilogue, first_out + channel);
 #pragma unroll 1
       for (int plane = 0; plane < shape.planes; ++plane) {
+        // Registers are for sums: what follows from the thread's number is not kept.
+        const int again = static_cast<int>(computed_anew(threadIdx.x)), own_lane = again % 32, own_warp = again / 32;
+        scalar_t* const own = finished + own_warp * shape.unit * 16 * shape.pitch() * 8;
 #pragma unroll
         for (int p = 0; p < shape.planes; ++p) {
-          if (p == plane && live)
-            spoilt |= finish_plane(own, sums + p * shape.tiles * shape.columns(), shape, epilogue, first_out + channel, lane);
+          if (p == plane && live) write_plane(own, pairs + p * shape.unit * shape.tiles * 2 * shape.w.stride, shape, own_lane);
         }
         const int end_d = problem.output_size[0] - plane * shape.d.stride - r_d, end_h = problem.output_size[1] - r_h;
         const index_t offset = (plane * shape.d.stride + r_d) * output.stride[2] + r_h * output.stride[3];
@@ -624,15 +648,15 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
           for (int k = 0; k < (live ? shape.unit : 0); ++k) {
             const index_t at = offset + (channel + k) * output.stride[1];
             const scalar_t* const from = own + k * 16 * shape.pitch() * 8;
-            const Place* const to = places + warp * 16;
-            if (length == 8) store_rows<8>(from, to, output, shape, at, end_d, end_h, live_w, lane);
-            if (length == 4) store_rows<4>(from, to, output, shape, at, end_d, end_h, live_w, lane);
-            if (length <= 2) store_rows<2>(from, to, output, shape, at, end_d, end_h, live_w, lane);
+            const Place* const to = places + own_warp * 16;
+            if (length == 8) store_rows<8>(from, to, output, shape, at, end_d, end_h, live_w, own_lane);
+            if (length == 4) store_rows<4>(from, to, output, shape, at, end_d, end_h, live_w, own_lane);
+            if (length <= 2) store_rows<2>(from, to, output, shape, at, end_d, end_h, live_w, own_lane);
           }
           __syncwarp();
         } else {
           __syncthreads();
-          const int first = first_item % filled * shape.unit, channels = min(beside * shape.unit, outs - first);
+          const int first = first_unit * shape.unit, channels = min(beside * shape.unit, outs - first);
           const int length = vector_length(output, 1, (first_out + first) | channels);
           const index_t at = offset + first * output.stride[1];
           if (length == 8) store_channels<8>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
@@ -643,6 +667,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
         }
       }
     }
+  };
+#pragma unroll 1
+  for (int first_tile = 0; first_tile < row_tiles; first_tile += BLOCK_WARPS / beside) {
+#pragma unroll 1
+    for (int first_unit = 0; first_unit < units; first_unit += beside) multiply_and_store(first_tile, first_unit);
   }
 
   if (__syncthreads_or(spoilt) == 0) return;
