@@ -17,7 +17,6 @@ LEAD_W = "lead_w"
 SHIFT_W = "shift_w"
 IN_CHANNELS = "in_channels_per_group"
 OUT_CHANNELS = "out_channels_per_group"
-UNIT = "unit"
 TILES = "tiles"
 LENGTH_D = "length_d"
 OUTPUT_LAYOUT = "output_layout"
@@ -34,19 +33,18 @@ reach_w = "span_w - (1 if lead_w > 0 else 0)"
 most_shift = "7 if lead_w > 0 else 8"
 before = "padding_w // stride_w - reach_w"
 shift_w = "reach_w + (before % 8 if reach_w + before % 8 <= most_shift else before % 4 if reach_w + before % 4 <= most_shift else before % 2 if reach_w + before % 2 <= most_shift else 0)"
-# What a warp has: output channels, tiles of 8 q beside each other along w, planes.
-unit = "gcd(out_channels_per_group, OUTPUTS) if stride_w == 1 else 1"
-columns = "unit * stride_w"
+# What a warp has: tiles of 8 q beside each other along w, planes. Many fragments of weights leave registers for fewer sums.
 tiles_w = "ceil_div(output_w, 8 * stride_w)"
-parts_w = "ceil_div(tiles_w, max(1, min(4, 16 // columns)))"
+parts_w = "ceil_div(tiles_w, max(1, min(4, 16 // stride_w)))"
 tiles = "ceil_div(tiles_w, parts_w)"
 all_d = "ceil_div(output_d, stride_d)"
 all_h = "ceil_div(output_h, stride_h)"
-most_planes = "max(1, min(PLANES, ceil_div(all_d * all_h, 16), 16 // (tiles * columns)))"
+most_sums = "16 if (span_d + 1) * stride_w <= 6 else 12"
+most_planes = "max(1, min(PLANES, ceil_div(all_d * all_h, 16), most_sums // (tiles * stride_w)))"
 length_d = "max(1, ceil_div(all_d, max(1, ceil_div(all_d, most_planes))))"
 # Of shared memory: the outputs of a warp, the weights and the inputs of a group. A cell is 16 bytes, 8 neighbours along w.
 pitch = "tiles * stride_w // 2 * 2 + 1"
-own_bytes = "BLOCK_WARPS * (unit * 256 * pitch + 256)"
+own_bytes = "BLOCK_WARPS * (256 * pitch + 256)"
 weight_bytes = "ceil_div(kernel_d * kernel_h * stride_w * (span_w + 3) * in_channels_per_group * out_channels_per_group, 4) * 16"
 limit = "SHARED_KIB * 1024 - own_bytes"
 some_cells = "((length_d + span_d) * (min(all_h, 16) + span_h) + 3) // 8 * 8 + 4"
@@ -70,11 +68,11 @@ block_d = "most_d // 2 * 2 if low and most_d > 1 else ceil_div(steps_d, ceil_div
 runs_d = "ceil_div(steps_d, block_d)"
 plane_cells = "rows_h + span_h"
 column_cells = "((block_d * length_d + span_d) * plane_cells + 3) // 8 * 8 + 4"
-# Units of a block, filled up so that warps beside each other have units beside each other.
-units = "block_groups * out_channels_per_group // unit"
-beside = "BLOCK_WARPS if units >= BLOCK_WARPS else 1 if units == 1 else 2 if units == 2 else 4 if units <= 4 else 8"
+# Warps beside each other have output channels beside each other.
+outputs = "block_groups * out_channels_per_group"
+beside = "BLOCK_WARPS if outputs >= BLOCK_WARPS else 1 if outputs == 1 else 2 if outputs == 2 else 4 if outputs <= 4 else 8"
 row_tiles = "ceil_div(rows_h * block_d, 16)"
-rounds = "ceil_div(row_tiles * ceil_div(units, beside) * beside, BLOCK_WARPS)"
+rounds = "ceil_div(row_tiles * ceil_div(outputs, beside) * beside, BLOCK_WARPS)"
 stage_bytes = "block_groups * in_channels_per_group * (tiles + 1) * column_cells * 16"
 shared_bytes = "own_bytes + block_groups * weight_bytes + stage_bytes"
 [restrictions]
@@ -92,7 +90,7 @@ PLANES = [2, 4, 8]
 SHARED_KIB = [48, 72, 96]
 [cost]
 steps = "rounds * in_channels_per_group * kernel_h"
-products = "min(BLOCK_WARPS, row_tiles * units) * tiles * columns * length_d * kernel_d * 2048"
+products = "min(BLOCK_WARPS, row_tiles * outputs) * tiles * stride_w * length_d * kernel_d * 2048"
 first_bytes = "stage_bytes"
 [[launch]]
 grid = "batch * group_blocks * runs_d * parts_h * parts_w"
@@ -112,8 +110,8 @@ shared_bytes = "shared_bytes"
 // h is another address, the same step away for all. Where channels lie together in memory, 8 x 8 neighbours of channels and w are
 // turned in registers on their way in and out.
 //
-// A warp has 16 rows of q for each of LENGTH_D planes, TILES windows beside each other, and the output channels of a unit with all residues of
-// w. An input, loaded once for a tap of h, serves all taps of d and both windows that it lies in. Residues of d and h follow one another.
+// A warp has 16 rows of q for each of LENGTH_D planes, TILES windows beside each other and all residues of w, of one output channel. An
+// input, loaded once for a tap of h, serves all taps of d and both windows that it lies in. Residues of d and h follow one another.
 // The sums go through shared memory, so that stores are whole vectors of rows, or of channels.
 //
 // Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds. Where a sum
@@ -136,14 +134,10 @@ static_assert(BLOCK_WARPS == 4 || BLOCK_WARPS == 8, "16 warps on a multiprocesso
 #ifndef CHANNELS
 #define CHANNELS 8
 #endif
-// Planes of a warp, output channels of a unit: at most so many.
+// Of a warp, at most.
 #ifndef PLANES
 #define PLANES 4
 #endif
-#ifndef OUTPUTS
-#define OUTPUTS 2
-#endif
-static_assert(OUTPUTS == 1 || OUTPUTS == 2, "a warp has sums for 8 residues of so many channels");
 #ifndef SHARED_KIB
 #define SHARED_KIB 96
 #endif
@@ -164,7 +158,6 @@ static_assert(OUTPUTS == 1 || OUTPUTS == 2, "a warp has sums for 8 residues of s
 #define SHIFT_W 6
 #define IN_CHANNELS 1
 #define OUT_CHANNELS 1
-#define UNIT 1
 #define TILES 3
 #define LENGTH_D 4
 #endif
@@ -176,11 +169,10 @@ constexpr int CELL = 16;                       // bytes
 // What a GPU's binary is compiled for.
 struct Shape {
   Taps d, h, w;  // without what the padding is beyond the stride
-  int shift, inputs, outputs, unit, tiles, planes;
+  int shift, inputs, outputs, tiles, planes;
 
   __device__ static int span(const Taps& taps) { return taps.reach() - taps.nearest(); }
-  __device__ int columns() const { return unit * w.stride; }  // of tiles: output channels x residues of w
-  __device__ int words() const { return span(w) + 3; }        // of the weights of a row of taps, and a zero
+  __device__ int words() const { return span(w) + 3; }  // of the weights of a row of taps, and a zero
   __device__ int row() const { return 8 * tiles * w.stride; }
   __device__ int pitch() const { return tiles * w.stride / 2 * 2 + 1; }  // cells of a row of outputs: odd, against conflicts
   __device__ int row_weights() const { return d.kernel * w.stride * words(); }
@@ -190,6 +182,14 @@ struct Shape {
 struct Stage {
   int planes, rows, column;  // cells between neighbours along w
   int n, channel, channels, d, h, w;
+};
+
+// What all threads of a block have in common. In shared memory, because registers are for sums.
+struct Block {
+  int n, first_out, outs;  // output channels
+  int d, h, w, live_w;     // where its outputs begin, and how many of a row are inside
+  int rows;                // of q, over all steps of d
+  Divisor rows_h;
 };
 
 // A row of outputs, for the first of the warp's planes: how far behind the tensor's first element, and its q of d and h as outputs.
@@ -337,9 +337,8 @@ struct Band {
 // sums[(plane * tiles + tile) * columns + column] += the products of one input channel with the taps of one kh and of residue r_d. `cells` is
 // where this lane's row begins for the farthest of the taps along d.
 __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shape& shape, int r_d, unsigned cells,
-                                         unsigned plane_step, unsigned column_step, const unsigned* weights, int output_step,
-                                         const Band& band) {
-  const int most = MOST_WEIGHTS / shape.columns() > 0 ? MOST_WEIGHTS / shape.columns() : 1;  // taps of d at once
+                                         unsigned plane_step, unsigned column_step, const unsigned* weights, const Band& band) {
+  const int most = max(1, MOST_WEIGHTS / shape.w.stride);  // taps of d at once
 #pragma unroll
   for (int first = shape.d.nearest(); first <= shape.d.reach(); first += most) {
     unsigned b[MOST_SUMS][2];
@@ -348,12 +347,11 @@ __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shap
     for (int offset = first; offset <= last; ++offset) {
       const int kd = shape.d.tap(offset, r_d);
 #pragma unroll
-      for (int column = 0; column < shape.columns(); ++column) {
+      for (int column = 0; column < shape.w.stride; ++column) {
         if (kd < 0) continue;
-        const unsigned* const from =
-            weights + column / shape.w.stride * output_step + (kd * shape.w.stride + column % shape.w.stride) * shape.words();
+        const unsigned* const from = weights + (kd * shape.w.stride + column) * shape.words();
 #pragma unroll
-        for (int k = 0; k < 2; ++k) b[(offset - first) * shape.columns() + column][k] = from[band.word[k]];
+        for (int k = 0; k < 2; ++k) b[(offset - first) * shape.w.stride + column][k] = from[band.word[k]];
       }
     }
 #pragma unroll
@@ -383,9 +381,9 @@ __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shap
         for (int tile = 0; tile < shape.tiles; ++tile) {
           const unsigned a[4] = {x[tile][0], x[tile][1], x[tile + 1][0], x[tile + 1][1]};
 #pragma unroll
-          for (int column = 0; column < shape.columns(); ++column) {
-            const unsigned (&weight)[2] = b[(offset - first) * shape.columns() + column];
-            CONVT3D_MULTIPLY(sums[(to * shape.tiles + tile) * shape.columns() + column], a, weight[0], weight[1]);
+          for (int column = 0; column < shape.w.stride; ++column) {
+            const unsigned (&weight)[2] = b[(offset - first) * shape.w.stride + column];
+            CONVT3D_MULTIPLY(sums[(to * shape.tiles + tile) * shape.w.stride + column], a, weight[0], weight[1]);
           }
         }
       }
@@ -393,41 +391,32 @@ __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shap
   }
 }
 
-// Finish all sums, in half the registers: [plane][output channel of the unit][tile][upper and lower rows][residues of 2 q]. Whether
-// one of them was NaN.
+// Finish all sums, in half the registers: [plane][tile][upper and lower rows][residues of 2 q]. Whether one of them was NaN.
 __device__ __forceinline__ bool finish(FinishedPair (&pairs)[2 * MOST_SUMS], const float (&sums)[MOST_SUMS][4],
                                        const Shape& shape, const Epilogue& epilogue, int channel) {
   bool spoilt = false;
   const int stride = shape.w.stride;
+  const float start = epilogue.start(channel);
 #pragma unroll
-  for (int k = 0; k < shape.unit; ++k) {
-    const float start = epilogue.start(channel + k);
-#pragma unroll
-    for (int plane = 0; plane < shape.planes; ++plane) {
-#pragma unroll
-      for (int i = 0; i < shape.tiles * 4 * stride; i += 2) {
-        const int tile = i / (4 * stride), half = i / (2 * stride) % 2, place = i % (2 * stride);
-        const auto sum = [&](int at) {
-          const int column = (plane * shape.tiles + tile) * shape.columns() + k * stride + at % stride;
-          const float product = sums[column][half * 2 + at / stride];
-          spoilt = spoilt || product != product;
-          return start + product;
-        };
-        pairs[(plane * shape.unit + k) * shape.tiles * 2 * stride + i / 2] = epilogue.finish_pair(sum(place), sum(place + 1));
-      }
-    }
+  for (int i = 0; i < shape.planes * shape.tiles * 2 * stride; ++i) {
+    const auto sum = [&](int place) {
+      const float product = sums[i / (2 * stride) * stride + place % stride][i / stride % 2 * 2 + place / stride];
+      spoilt = spoilt || product != product;
+      return start + product;
+    };
+    pairs[i] = epilogue.finish_pair(sum(i % stride * 2), sum(i % stride * 2 + 1));
   }
   return spoilt;
 }
 
-// What is finished of one plane into shared memory, as rows of each output channel of the unit.
+// What is finished of one plane into shared memory, as rows.
 __device__ __forceinline__ void write_plane(scalar_t* own, const FinishedPair* pairs, const Shape& shape, int lane) {
-  const int stride = shape.w.stride, count = shape.tiles * 2 * stride;
+  const int stride = shape.w.stride;
   scalar_t* const corner = own + lane / 4 * shape.pitch() * 8 + lane % 4 * 2 * stride;
 #pragma unroll
-  for (int i = 0; i < shape.unit * count; ++i) {
-    const int k = i / count, tile = i % count / (2 * stride), half = i % count / stride % 2, place = i % stride * 2;
-    *reinterpret_cast<FinishedPair*>(corner + ((k * 16 + 8 * half) * shape.pitch() + tile * stride) * 8 + place) = pairs[i];
+  for (int i = 0; i < shape.tiles * 2 * stride; ++i) {
+    const int tile = i / (2 * stride), half = i / stride % 2;
+    *reinterpret_cast<FinishedPair*>(corner + (8 * half * shape.pitch() + tile * stride) * 8 + i % stride * 2) = pairs[i];
   }
 }
 
@@ -466,12 +455,12 @@ __device__ __forceinline__ void store_rows(const scalar_t* own, const Place* pla
 }
 
 // Store what all warps have, LENGTH neighbouring channels at once; with 1, for any strides. Warps beside each other have the rows of
-// `beside` units, `first_out` and the `channels` from there on for all of them. A thread takes 8 channels and half a cell.
+// `beside` output channels, of which `channels` are there. A thread takes 8 channels and half a cell.
 template <int LENGTH>
 __device__ __forceinline__ void store_channels(const scalar_t* own, const Place* places, const View<scalar_t>& output,
                                                const Shape& shape, int beside, int channels, index_t offset, int end_d,
                                                int end_h, int live) {
-  const int octets = (channels + 7) / 8, halves = shape.row() / 4, warp_outputs = shape.unit * 16 * shape.pitch() * 8;
+  const int octets = (channels + 7) / 8, halves = shape.row() / 4, warp_outputs = 16 * shape.pitch() * 8;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < BLOCK_WARPS / beside * octets * halves * 16; i += 32 * BLOCK_WARPS) {
     const int row = i % 16, at = i / 16 % halves * 4, c = i / 16 / halves % octets * 8,
@@ -482,8 +471,7 @@ __device__ __forceinline__ void store_channels(const scalar_t* own, const Place*
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int k = c + j < channels ? c + j : c;
-      const uint2 words = *reinterpret_cast<const uint2*>(own + (warp + k / shape.unit) * warp_outputs +
-                                                          (k % shape.unit * 16 + row) * shape.pitch() * 8 + at);
+      const uint2 words = *reinterpret_cast<const uint2*>(own + (warp + k) * warp_outputs + row * shape.pitch() * 8 + at);
       sums[j][0] = words.x, sums[j][1] = words.y;
     }
     turn<8, 4>(sums, turned);
@@ -508,13 +496,14 @@ __device__ __forceinline__ void store_channels(const scalar_t* own, const Place*
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
     convt3d_fprop_toeplitz_mma(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
-                               const scalar_t* __restrict__ bias, View<scalar_t> output, const int shift_w, const int unit,
-                               const int tiles, const int length_d, const int block_groups, const int group_blocks,
-                               const int runs_d, const int block_d, const int parts_h, const int rows_h, const int parts_w,
-                               const int plane_cells, const int column_cells, const int units, const int beside,
-                               const int own_bytes, const int stage_bytes) {
+                               const scalar_t* __restrict__ bias, View<scalar_t> output, const int shift_w, const int tiles,
+                               const int length_d, const int block_groups, const int group_blocks, const int runs_d,
+                               const int block_d, const int parts_h, const int rows_h, const int parts_w, const int plane_cells,
+                               const int column_cells, const int outputs, const int beside, const int own_bytes,
+                               const int stage_bytes) {
   lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
+  __shared__ Block block;
   extern __shared__ __align__(16) unsigned char shared[];
   const Shape shape = {
       {SPECIALIZED(KERNEL_D, problem.kernel_size[0]), SPECIALIZED(STRIDE_D, problem.stride[0]),
@@ -526,7 +515,6 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
       SPECIALIZED(SHIFT_W, shift_w),
       SPECIALIZED(IN_CHANNELS, problem.in_channels / problem.groups),
       SPECIALIZED(OUT_CHANNELS, problem.out_channels / problem.groups),
-      SPECIALIZED(UNIT, unit),
       SPECIALIZED(TILES, tiles),
       SPECIALIZED(LENGTH_D, length_d)};
 
@@ -543,7 +531,6 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
   const int q_w = next(parts_w) * shape.tiles * 8, q_h = next(parts_h) * rows_h, q_d = next(runs_d) * block_d * shape.planes;
   if (rows_lie_together) first_group = next(group_blocks) * block_groups;
   const int n = static_cast<int>(rest), groups = min(block_groups, problem.groups - first_group);
-  const int first_out = first_group * shape.outputs, outs = groups * shape.outputs;
 
   // Shared memory: inputs, then what each warp finishes and where it is stored, then weights.
   unsigned char* const after = shared + stage_bytes;
@@ -575,7 +562,20 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
       if (length == 1) stage_channels<1>(shared, problem, input, stage, shape, warp, lane);
     }
   }
-  stage_weights(weights, problem, weight, shape, first_out, outs);
+  stage_weights(weights, problem, weight, shape, first_group * shape.outputs, groups * shape.outputs);
+  if (threadIdx.x == 0) {
+    const int d = q_d * shape.d.stride, w = q_w * shape.w.stride;
+    const int steps = (problem.output_size[0] - d - 1) / (shape.planes * shape.d.stride) + 1;  // from there on
+    block = {n,
+             first_group * shape.outputs,
+             groups * shape.outputs,
+             d,
+             q_h * shape.h.stride,
+             w,
+             min(problem.output_size[2] - w, shape.row()),
+             min(block_d, steps) * rows_h,
+             divisor_of(rows_h)};
+  }
   cp_async_wait_all();
   __syncthreads();
 
@@ -585,23 +585,19 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
     const int word = lane / 4 + shape.shift - lane % 4 * 2 - 8 * k - shape.w.nearest();
     band.word[k] = inside(word, shape.words()) ? word : shape.words() - 1;
   }
-  const int output_step = shape.inputs * shape.h.kernel * shape.row_weights();
   const unsigned plane_step = plane_cells * CELL, column_step = column_cells * CELL;
-  const int live_w = min(problem.output_size[2] - q_w * shape.w.stride, shape.row());
-  const Divisor rows = divisor_of(rows_h);
-  const int steps_d = (problem.output_size[0] - q_d * shape.d.stride - 1) / (shape.planes * shape.d.stride) + 1;
-  const int live_rows = min(block_d, steps_d) * rows_h, row_tiles = (live_rows + 15) / 16;
   bool spoilt = false;  // some sum was NaN
-  // Warps beside each other have units beside each other; where there are fewer units than warps the others have the next rows.
-  const auto multiply_and_store = [&](int first_tile, int first_unit) {
-    const int row_tile = first_tile + warp / beside, channel = (first_unit + warp % beside) * shape.unit;
-    const bool live = row_tile < row_tiles && channel < outs;
+  // Where there are fewer output channels than warps, the others have the next rows.
+  const auto multiply_and_store = [&](int first_tile, int first_channel) {
+    forget_memory();
+    const int row_tile = first_tile + warp / beside, channel = first_channel + warp % beside;
+    const bool live = row_tile * 16 < block.rows && channel < block.outs;
     // ldmatrix takes a row from each of 16 lanes, and the cells beside them from the others.
-    const int row = row_tile * 16 + lane % 16, known_row = min(row, live_rows - 1), of_d = rows.quotient(known_row);
-    const int of_h = known_row - of_d * rows_h, d = (q_d + of_d * shape.planes) * shape.d.stride,
-              h = (q_h + of_h) * shape.h.stride;
+    const int row = row_tile * 16 + lane % 16, known_row = min(row, block.rows - 1);
+    const int of_d = block.rows_h.quotient(known_row), of_h = known_row - of_d * rows_h;
     if (lane < 16) {
-      const scalar_t* const y = output.at(n, first_out, d, h, q_w * shape.w.stride);
+      const int d = block.d + of_d * shape.planes * shape.d.stride, h = block.h + of_h * shape.h.stride;
+      const scalar_t* const y = output.at(block.n, block.first_out, d, h, block.w);
       places[warp * 16 + lane] = {y - output.data, row == known_row ? d : problem.output_size[0], h};
     }
     const int first_input = channel / shape.outputs * shape.inputs;
@@ -624,67 +620,65 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
               weights + ((channel * shape.inputs + ci) * shape.h.kernel + kh) * shape.row_weights();
 #pragma unroll
           for (int r = 0; r < shape.d.stride; ++r) {
-            if (r == r_d) multiply(sums, shape, r, from, plane_step, column_step, row_weights, output_step, band);
+            if (r == r_d) multiply(sums, shape, r, from, plane_step, column_step, row_weights, band);
           }
         }
       }
       FinishedPair pairs[2 * MOST_SUMS];
-      if (live) spoilt |= finish(pairs, sums, shape, epilogue, first_out + channel);
+      if (live) spoilt |= finish(pairs, sums, shape, epilogue, block.first_out + channel);
 #pragma unroll 1
       for (int plane = 0; plane < shape.planes; ++plane) {
         // Registers are for sums: what follows from the thread's number is not kept.
+        forget_memory();
         const int again = static_cast<int>(computed_anew(threadIdx.x)), own_lane = again % 32, own_warp = again / 32;
-        scalar_t* const own = finished + own_warp * shape.unit * 16 * shape.pitch() * 8;
+        scalar_t* const own = finished + own_warp * 16 * shape.pitch() * 8;
 #pragma unroll
         for (int p = 0; p < shape.planes; ++p) {
-          if (p == plane && live) write_plane(own, pairs + p * shape.unit * shape.tiles * 2 * shape.w.stride, shape, own_lane);
+          if (p == plane && live) write_plane(own, pairs + p * shape.tiles * 2 * shape.w.stride, shape, own_lane);
         }
         const int end_d = problem.output_size[0] - plane * shape.d.stride - r_d, end_h = problem.output_size[1] - r_h;
         const index_t offset = (plane * shape.d.stride + r_d) * output.stride[2] + r_h * output.stride[3];
         if (rows_lie_together) {
           __syncwarp();
-          const int length = vector_length(output, 4, 0);
-#pragma unroll 1
-          for (int k = 0; k < (live ? shape.unit : 0); ++k) {
-            const index_t at = offset + (channel + k) * output.stride[1];
-            const scalar_t* const from = own + k * 16 * shape.pitch() * 8;
+          if (live) {
+            const int length = vector_length(output, 4, 0);
+            const index_t at = offset + channel * output.stride[1];
             const Place* const to = places + own_warp * 16;
-            if (length == 8) store_rows<8>(from, to, output, shape, at, end_d, end_h, live_w, own_lane);
-            if (length == 4) store_rows<4>(from, to, output, shape, at, end_d, end_h, live_w, own_lane);
-            if (length <= 2) store_rows<2>(from, to, output, shape, at, end_d, end_h, live_w, own_lane);
+            if (length == 8) store_rows<8>(own, to, output, shape, at, end_d, end_h, block.live_w, own_lane);
+            if (length == 4) store_rows<4>(own, to, output, shape, at, end_d, end_h, block.live_w, own_lane);
+            if (length <= 2) store_rows<2>(own, to, output, shape, at, end_d, end_h, block.live_w, own_lane);
           }
           __syncwarp();
         } else {
           __syncthreads();
-          const int first = first_unit * shape.unit, channels = min(beside * shape.unit, outs - first);
-          const int length = vector_length(output, 1, (first_out + first) | channels);
-          const index_t at = offset + first * output.stride[1];
-          if (length == 8) store_channels<8>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
-          if (length == 4) store_channels<4>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
-          if (length == 2) store_channels<2>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
-          if (length == 1) store_channels<1>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
+          const int channels = min(beside, block.outs - first_channel);
+          const int length = vector_length(output, 1, (block.first_out + first_channel) | channels);
+          const index_t at = offset + first_channel * output.stride[1];
+          if (length == 8) store_channels<8>(finished, places, output, shape, beside, channels, at, end_d, end_h, block.live_w);
+          if (length == 4) store_channels<4>(finished, places, output, shape, beside, channels, at, end_d, end_h, block.live_w);
+          if (length == 2) store_channels<2>(finished, places, output, shape, beside, channels, at, end_d, end_h, block.live_w);
+          if (length == 1) store_channels<1>(finished, places, output, shape, beside, channels, at, end_d, end_h, block.live_w);
           __syncthreads();
         }
       }
     }
   };
 #pragma unroll 1
-  for (int first_tile = 0; first_tile < row_tiles; first_tile += BLOCK_WARPS / beside) {
+  for (int first_tile = 0; first_tile * 16 < block.rows; first_tile += BLOCK_WARPS / beside) {
 #pragma unroll 1
-    for (int first_unit = 0; first_unit < units; first_unit += beside) multiply_and_store(first_tile, first_unit);
+    for (int first = 0; first < outputs; first += beside) multiply_and_store(first_tile, first);
   }
 
   if (__syncthreads_or(spoilt) == 0) return;
-  const int width = live_w, height = min(rows_h * shape.h.stride, problem.output_size[1] - q_h * shape.h.stride);
-  const int depth = min(block_d * shape.planes * shape.d.stride, problem.output_size[0] - q_d * shape.d.stride);
+  const int width = block.live_w, height = min(rows_h * shape.h.stride, problem.output_size[1] - block.h);
+  const int depth = min(block_d * shape.planes * shape.d.stride, problem.output_size[0] - block.d);
 #pragma unroll 1
-  for (int c = 0; c < outs; ++c) {
+  for (int c = 0; c < block.outs; ++c) {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < depth * height * width; i += 32 * BLOCK_WARPS) {
-      const int w = q_w * shape.w.stride + i % width, h = q_h * shape.h.stride + i / width % height;
-      const int d = q_d * shape.d.stride + i / width / height;
-      scalar_t* const y = output.at(n, first_out + c, d, h, w);
-      if (to_accum(*y) != to_accum(*y)) *y = gathered(problem, input, weight, epilogue, n, first_out + c, d, h, w);
+      const int d = block.d + i / width / height, h = block.h + i / width % height, w = block.w + i % width;
+      scalar_t* const y = output.at(block.n, block.first_out + c, d, h, w);
+      if (to_accum(*y) != to_accum(*y)) *y = gathered(problem, input, weight, epilogue, block.n, block.first_out + c, d, h, w);
     }
   }
 }
