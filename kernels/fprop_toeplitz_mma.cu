@@ -117,6 +117,7 @@ shared_bytes = "shared_bytes"
 // Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds. Where a sum
 // of a block is NaN, what is NaN among its outputs is computed anew, by the definition.
 #include "convt3d.cuh"
+#include "convt3d/advanced.cuh"
 #include "convt3d/divisor.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
@@ -186,21 +187,25 @@ struct Stage {
 
 // What all threads of a block have in common. In shared memory, because registers are for sums.
 struct Block {
-  int n, first_out, outs;  // output channels
-  int d, h, w, live_w;     // where its outputs begin, and how many of a row are inside
-  int rows;                // of q, over all steps of d
+  int n, first_out, outs, length;  // output channels, and how many outputs are stored at once
+  int d, h, w, live_w;             // where its outputs begin, and how many of a row are inside
+  int rows;                        // of q, over all steps of d
   Divisor rows_h;
 };
 
-// A row of outputs, for the first of the warp's planes: how far behind the tensor's first element, and its q of d and h as outputs.
+// A row of outputs, for the first of the warp's planes: how far behind the tensor's first element, and which output of d and h it is.
 struct alignas(16) Place {
-  index_t offset;
+  index_t bytes;
   int d, h;
 };
 
-template <int LENGTH>
-struct alignas(2 * LENGTH) Piece {
-  scalar_t element[LENGTH];
+struct alignas(4) Pair {
+  scalar_t element[2];
+};
+
+template <int WORDS>
+struct alignas(4 * WORDS) Words {
+  unsigned word[WORDS];
 };
 
 __device__ __forceinline__ bool inside(int at, int size) { return static_cast<unsigned>(at) < static_cast<unsigned>(size); }
@@ -241,7 +246,7 @@ __device__ __forceinline__ void stage_rows(unsigned char* shared, const Problem&
         if constexpr (LENGTH > 1) {
           cp_async<2 * LENGTH>(shared_address(to), there && first ? x : input.data, there && first ? 2 * LENGTH : 0);
         } else {
-          *reinterpret_cast<Piece<2>*>(to) = {{there && first ? x[0] : scalar_t{}, there && second ? x[1] : scalar_t{}}};
+          *reinterpret_cast<Pair*>(to) = {{there && first ? x[0] : scalar_t{}, there && second ? x[1] : scalar_t{}}};
         }
       }
     }
@@ -258,6 +263,20 @@ __device__ __forceinline__ void turn(const unsigned (&rows)[ROWS][COLUMNS / 2], 
       columns[c][r / 2] = __byte_perm(rows[r][c / 2], rows[r + 1][c / 2], 0x5410);
       columns[c + 1][r / 2] = __byte_perm(rows[r][c / 2], rows[r + 1][c / 2], 0x7632);
     }
+  }
+}
+
+// LENGTH neighbouring channels into words, or zeros. As words: elements of 16 bits the compiler would take apart one by one. A single
+// element is the lower or the upper half.
+template <int LENGTH>
+__device__ __forceinline__ void load_channels(unsigned* words, int upper, const scalar_t* from, bool there) {
+  if constexpr (LENGTH == 1) {
+    const unsigned bits = there ? from->bits : 0u;
+    words[0] = upper != 0 ? words[0] | bits << 16 : bits;
+  } else {
+    const Words<LENGTH / 2> loaded = there ? *reinterpret_cast<const Words<LENGTH / 2>*>(from) : Words<LENGTH / 2>{};
+#pragma unroll
+    for (int i = 0; i < LENGTH / 2; ++i) words[i] = loaded.word[i];
   }
 }
 
@@ -283,18 +302,9 @@ __device__ __forceinline__ void stage_channels(unsigned char* shared, const Prob
       for (int e = 0; e < 8; ++e) {
         const bool there = row_live && inside(stage.w + cell * 8 + e, problem.input_size[2]);
         const scalar_t* const voxel = x + e * input.stride[4];
-        union {
-          Piece<LENGTH> piece[8 / LENGTH];
-          unsigned word[4];
-        } channel;
 #pragma unroll
-        for (int j = 0; j < 8; j += LENGTH) {
-          Piece<LENGTH> piece{};
-          if (there && j < channels) piece = *reinterpret_cast<const Piece<LENGTH>*>(voxel + j * input.stride[1]);
-          channel.piece[j / LENGTH] = piece;
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) loaded[e][j] = channel.word[j];
+        for (int j = 0; j < 8; j += LENGTH)
+          load_channels<LENGTH>(&loaded[e][j / 2], j % 2, voxel + j * input.stride[1], there && j < channels);
       }
       turn<8, 8>(loaded, turned);
 #pragma unroll
@@ -319,13 +329,13 @@ __device__ __forceinline__ void stage_weights(unsigned* pairs, const Problem& pr
     const int kh = rest % shape.h.kernel, ci = rest / shape.h.kernel % shape.inputs;
     const int co = first_out + rest / shape.h.kernel / shape.inputs, group = co / shape.outputs;
     const scalar_t* const taps = weight.at(group * shape.inputs + ci, co - group * shape.outputs, kd, kh, 0);
-    Piece<2> pair{};
+    Pair pair{};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int kw = shape.w.tap(offset - e, r);
       if (kw >= 0) pair.element[e] = taps[kw * weight.stride[4]];
     }
-    *reinterpret_cast<Piece<2>*>(pairs + i) = pair;
+    *reinterpret_cast<Pair*>(pairs + i) = pair;
   }
 }
 
@@ -393,18 +403,17 @@ __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shap
 
 // Finish all sums, in half the registers: [plane][tile][upper and lower rows][residues of 2 q]. Whether one of them was NaN.
 __device__ __forceinline__ bool finish(FinishedPair (&pairs)[2 * MOST_SUMS], const float (&sums)[MOST_SUMS][4],
-                                       const Shape& shape, const Epilogue& epilogue, int channel) {
+                                       const Shape& shape, const Epilogue& epilogue) {
   bool spoilt = false;
   const int stride = shape.w.stride;
-  const float start = epilogue.start(channel);
 #pragma unroll
   for (int i = 0; i < shape.planes * shape.tiles * 2 * stride; ++i) {
     const auto sum = [&](int place) {
-      const float product = sums[i / (2 * stride) * stride + place % stride][i / stride % 2 * 2 + place / stride];
-      spoilt = spoilt || product != product;
-      return start + product;
+      return sums[i / (2 * stride) * stride + place % stride][i / stride % 2 * 2 + place / stride];
     };
-    pairs[i] = epilogue.finish_pair(sum(i % stride * 2), sum(i % stride * 2 + 1));
+    const float first = sum(i % stride * 2), second = sum(i % stride * 2 + 1);
+    spoilt = spoilt || first != first || second != second;
+    pairs[i] = epilogue.finish_pair(first, second);
   }
   return spoilt;
 }
@@ -423,72 +432,71 @@ __device__ __forceinline__ void write_plane(scalar_t* own, const FinishedPair* p
 // Store 16 rows of one channel, of which `live` outputs are inside, LENGTH neighbours at once. Where rows have no such vectors LENGTH is 2: a
 // lane's two at a multiple of four bytes are its own, or its second and the next lane's first.
 template <int LENGTH>
-__device__ __forceinline__ void store_rows(const scalar_t* own, const Place* places, const View<scalar_t>& output,
-                                           const Shape& shape, index_t offset, int end_d, int end_h, int live, int lane) {
-  const int pieces = shape.row() / LENGTH;
+__device__ __forceinline__ void store_rows(const scalar_t* own, const Place* places, scalar_t* output, const Shape& shape,
+                                           int end_d, int end_h, int live, int lane) {
+  const int pieces = shape.row() / LENGTH, at_once = pieces < 32 ? 32 / pieces : 1;
 #pragma unroll 1
-  for (int i = lane; i < 16 * pieces; i += 32) {
-    const int row = i / pieces, at = i % pieces * LENGTH;
-    const Place place = places[row];
-    if (place.d >= end_d || place.h >= end_h || at >= live) continue;
-    scalar_t* const y = output.data + (place.offset + offset + at);
-    const scalar_t* const from = own + row * shape.pitch() * 8 + at;
-    if constexpr (LENGTH == 2) {
-      const int odd = static_cast<int>(reinterpret_cast<unsigned long long>(y) / 2 % 2);
-      const Piece<2> now = *reinterpret_cast<const Piece<2>*>(from);
-      if (odd == 0 && at + 1 < live) {
-        *reinterpret_cast<Piece<2>*>(y) = now;
+  for (int piece = lane % pieces; piece < pieces && lane / pieces < at_once; piece += 32) {
+    const int at = piece * LENGTH;
+    const scalar_t* from = own + lane / pieces * shape.pitch() * 8 + at;
+#pragma unroll 1
+    for (int row = lane / pieces; row < 16; row += at_once, from += at_once * shape.pitch() * 8) {
+      const Place place = places[row];
+      if (place.d >= end_d || place.h >= end_h) continue;
+      scalar_t* const y = advanced(output + at, place.bytes);
+      if constexpr (LENGTH == 2) {
+        const bool odd = reinterpret_cast<unsigned long long>(y) % 4 != 0, next = at + 2 < live && at + 2 < shape.row();
+        const Pair now = *reinterpret_cast<const Pair*>(from);
+        const scalar_t first = odd ? now.element[1] : now.element[0], second = odd ? from[next ? 2 : 0] : now.element[1];
+        const bool paired = odd ? next : at + 1 < live;
+        if (paired) *reinterpret_cast<Pair*>(y + odd) = {{first, second}};
+        if (!paired && at + odd < live) y[odd] = first;
+        if (odd && at == 0) y[0] = now.element[0];
+      } else if (at + LENGTH <= live) {
+        *reinterpret_cast<Words<LENGTH / 2>*>(y) = *reinterpret_cast<const Words<LENGTH / 2>*>(from);
       } else {
-        if (odd == 0 || at == 0) y[0] = now.element[0];
-        if (odd != 0 && at + 2 < live && at + 2 < shape.row()) {
-          *reinterpret_cast<Piece<2>*>(y + 1) = {{now.element[1], from[2]}};
-        } else if (odd != 0 && at + 1 < live) {
-          y[1] = now.element[1];
-        }
+#pragma unroll 1
+        for (int e = 0; at + e < live; ++e) y[e] = from[e];
       }
-    } else if (at + LENGTH <= live) {
-      *reinterpret_cast<Piece<LENGTH>*>(y) = *reinterpret_cast<const Piece<LENGTH>*>(from);
-    } else {
-      for (int e = 0; at + e < live; ++e) y[e] = from[e];
     }
   }
 }
 
 // Store what all warps have, LENGTH neighbouring channels at once; with 1, for any strides. Warps beside each other have the rows of
-// `beside` output channels, of which `channels` are there. A thread takes 8 channels and half a cell.
+// `beside` output channels, of which `channels` are there. A thread takes all of them and half a cell.
 template <int LENGTH>
 __device__ __forceinline__ void store_channels(const scalar_t* own, const Place* places, const View<scalar_t>& output,
                                                const Shape& shape, int beside, int channels, index_t offset, int end_d,
                                                int end_h, int live) {
-  const int octets = (channels + 7) / 8, halves = shape.row() / 4, warp_outputs = 16 * shape.pitch() * 8;
+  const int halves = shape.row() / 4, warp_outputs = 16 * shape.pitch() * 8;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < BLOCK_WARPS / beside * octets * halves * 16; i += 32 * BLOCK_WARPS) {
-    const int row = i % 16, at = i / 16 % halves * 4, c = i / 16 / halves % octets * 8,
-              warp = i / 16 / halves / octets * beside;
+  for (int i = static_cast<int>(threadIdx.x); i < BLOCK_WARPS / beside * halves * 16; i += 32 * BLOCK_WARPS) {
+    const int row = i % 16, at = i / 16 % halves * 4, warp = i / 16 / halves * beside;
     const Place place = places[warp * 16 + row];
     if (place.d >= end_d || place.h >= end_h) continue;
+    const scalar_t* const from = own + warp * warp_outputs + row * shape.pitch() * 8 + at;
     unsigned sums[8][2], turned[4][4];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int k = c + j < channels ? c + j : c;
-      const uint2 words = *reinterpret_cast<const uint2*>(own + (warp + k) * warp_outputs + row * shape.pitch() * 8 + at);
-      sums[j][0] = words.x, sums[j][1] = words.y;
+    for (int c = 0; c < 8; ++c) {
+      const uint2 words = *reinterpret_cast<const uint2*>(from + (c < channels ? c : 0) * warp_outputs);
+      sums[c][0] = words.x, sums[c][1] = words.y;
     }
     turn<8, 4>(sums, turned);
-    scalar_t* const y = output.data + (place.offset + offset + c * output.stride[1] + at * output.stride[4]);
+    scalar_t* y = advanced(output.data + (offset + at * output.stride[4]), place.bytes);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (at + e >= live) continue;
-      union {
-        unsigned word[4];
-        Piece<LENGTH> piece[8 / LENGTH];
-      } channel;
+    for (int e = 0; e < 4; ++e, y += output.stride[4]) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) channel.word[j] = turned[e][j];
+      for (int c = 0; c < 8; c += LENGTH) {
+        if (at + e >= live || c >= channels) continue;
+        scalar_t* const to = y + c * output.stride[1];
+        if constexpr (LENGTH == 1) {
+          to->bits = static_cast<unsigned short>(turned[e][c / 2] >> 16 * (c % 2));
+        } else {
+          Words<LENGTH / 2> words;
 #pragma unroll
-      for (int j = 0; j < 8; j += LENGTH) {
-        if (c + j < channels)
-          *reinterpret_cast<Piece<LENGTH>*>(y + (e * output.stride[4] + j * output.stride[1])) = channel.piece[j / LENGTH];
+          for (int i = 0; i < LENGTH / 2; ++i) words.word[i] = turned[e][c / 2 + i];
+          *reinterpret_cast<Words<LENGTH / 2>*>(to) = words;
+        }
       }
     }
   }
@@ -499,8 +507,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
                                const scalar_t* __restrict__ bias, View<scalar_t> output, const int shift_w, const int tiles,
                                const int length_d, const int block_groups, const int group_blocks, const int runs_d,
                                const int block_d, const int parts_h, const int rows_h, const int parts_w, const int plane_cells,
-                               const int column_cells, const int outputs, const int beside, const int own_bytes,
-                               const int stage_bytes) {
+                               const int column_cells, const int beside, const int own_bytes, const int stage_bytes) {
   lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   __shared__ Block block;
@@ -564,11 +571,13 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
   }
   stage_weights(weights, problem, weight, shape, first_group * shape.outputs, groups * shape.outputs);
   if (threadIdx.x == 0) {
+    const int first_out = first_group * shape.outputs, outs = groups * shape.outputs;
     const int d = q_d * shape.d.stride, w = q_w * shape.w.stride;
     const int steps = (problem.output_size[0] - d - 1) / (shape.planes * shape.d.stride) + 1;  // from there on
     block = {n,
-             first_group * shape.outputs,
-             groups * shape.outputs,
+             first_out,
+             outs,
+             rows_lie_together ? vector_length(output, 4, 0) : vector_length(output, 1, first_out | outs | beside),
              d,
              q_h * shape.h.stride,
              w,
@@ -579,17 +588,13 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
   cp_async_wait_all();
   __syncthreads();
 
-  Band band;
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    const int word = lane / 4 + shape.shift - lane % 4 * 2 - 8 * k - shape.w.nearest();
-    band.word[k] = inside(word, shape.words()) ? word : shape.words() - 1;
-  }
   const unsigned plane_step = plane_cells * CELL, column_step = column_cells * CELL;
   bool spoilt = false;  // some sum was NaN
   // Where there are fewer output channels than warps, the others have the next rows.
   const auto multiply_and_store = [&](int first_tile, int first_channel) {
+    // Registers are for sums: what follows from the thread's number is not kept.
     forget_memory();
+    const int thread = static_cast<int>(computed_anew(threadIdx.x)), warp = thread / 32, lane = thread % 32;
     const int row_tile = first_tile + warp / beside, channel = first_channel + warp % beside;
     const bool live = row_tile * 16 < block.rows && channel < block.outs;
     // ldmatrix takes a row from each of 16 lanes, and the cells beside them from the others.
@@ -598,17 +603,25 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
     if (lane < 16) {
       const int d = block.d + of_d * shape.planes * shape.d.stride, h = block.h + of_h * shape.h.stride;
       const scalar_t* const y = output.at(block.n, block.first_out, d, h, block.w);
-      places[warp * 16 + lane] = {y - output.data, row == known_row ? d : problem.output_size[0], h};
+      places[warp * 16 + lane] = {(y - output.data) * static_cast<index_t>(sizeof(scalar_t)),
+                                  row == known_row ? d : problem.output_size[0], h};
     }
     const int first_input = channel / shape.outputs * shape.inputs;
     const unsigned cells = shared_address(shared) + (lane / 16) * column_step +
                            ((first_input * (shape.tiles + 1)) * column_cells + of_d * shape.planes * plane_cells + of_h) * CELL;
+    Band band;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int word = lane / 4 + shape.shift - lane % 4 * 2 - 8 * k - shape.w.nearest();
+      band.word[k] = inside(word, shape.words()) ? word : shape.words() - 1;
+    }
 #pragma unroll 1
     for (int residue = 0; residue < shape.d.stride * shape.h.stride; ++residue) {
       const int r_d = residue / shape.h.stride, r_h = residue % shape.h.stride;
+      const float start = epilogue.start(block.first_out + channel, live);
       float sums[MOST_SUMS][4];
 #pragma unroll
-      for (int i = 0; i < MOST_SUMS * 4; ++i) sums[i / 4][i % 4] = 0.0f;
+      for (int i = 0; i < MOST_SUMS * 4; ++i) sums[i / 4][i % 4] = start;
 #pragma unroll 1
       for (int ci = 0; ci < (live ? shape.inputs : 0); ++ci) {
 #pragma unroll 1
@@ -625,10 +638,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
         }
       }
       FinishedPair pairs[2 * MOST_SUMS];
-      if (live) spoilt |= finish(pairs, sums, shape, epilogue, block.first_out + channel);
+      if (live) spoilt |= finish(pairs, sums, shape, epilogue);
 #pragma unroll 1
       for (int plane = 0; plane < shape.planes; ++plane) {
-        // Registers are for sums: what follows from the thread's number is not kept.
         forget_memory();
         const int again = static_cast<int>(computed_anew(threadIdx.x)), own_lane = again % 32, own_warp = again / 32;
         scalar_t* const own = finished + own_warp * 16 * shape.pitch() * 8;
@@ -641,23 +653,22 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
         if (rows_lie_together) {
           __syncwarp();
           if (live) {
-            const int length = vector_length(output, 4, 0);
-            const index_t at = offset + channel * output.stride[1];
+            scalar_t* const y = output.data + (offset + channel * output.stride[1]);
             const Place* const to = places + own_warp * 16;
-            if (length == 8) store_rows<8>(own, to, output, shape, at, end_d, end_h, block.live_w, own_lane);
-            if (length == 4) store_rows<4>(own, to, output, shape, at, end_d, end_h, block.live_w, own_lane);
-            if (length <= 2) store_rows<2>(own, to, output, shape, at, end_d, end_h, block.live_w, own_lane);
+            if (block.length == 8) store_rows<8>(own, to, y, shape, end_d, end_h, block.live_w, own_lane);
+            if (block.length == 4) store_rows<4>(own, to, y, shape, end_d, end_h, block.live_w, own_lane);
+            if (block.length <= 2) store_rows<2>(own, to, y, shape, end_d, end_h, block.live_w, own_lane);
           }
           __syncwarp();
         } else {
           __syncthreads();
           const int channels = min(beside, block.outs - first_channel);
-          const int length = vector_length(output, 1, (block.first_out + first_channel) | channels);
+          const int live_w = block.live_w, length = block.length;
           const index_t at = offset + first_channel * output.stride[1];
-          if (length == 8) store_channels<8>(finished, places, output, shape, beside, channels, at, end_d, end_h, block.live_w);
-          if (length == 4) store_channels<4>(finished, places, output, shape, beside, channels, at, end_d, end_h, block.live_w);
-          if (length == 2) store_channels<2>(finished, places, output, shape, beside, channels, at, end_d, end_h, block.live_w);
-          if (length == 1) store_channels<1>(finished, places, output, shape, beside, channels, at, end_d, end_h, block.live_w);
+          if (length == 8) store_channels<8>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
+          if (length == 4) store_channels<4>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
+          if (length == 2) store_channels<2>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
+          if (length == 1) store_channels<1>(finished, places, output, shape, beside, channels, at, end_d, end_h, live_w);
           __syncthreads();
         }
       }
@@ -666,7 +677,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
 #pragma unroll 1
   for (int first_tile = 0; first_tile * 16 < block.rows; first_tile += BLOCK_WARPS / beside) {
 #pragma unroll 1
-    for (int first = 0; first < outputs; first += beside) multiply_and_store(first_tile, first);
+    for (int first = 0; first < block.outs; first += beside) multiply_and_store(first_tile, first);
   }
 
   if (__syncthreads_or(spoilt) == 0) return;
