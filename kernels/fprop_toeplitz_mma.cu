@@ -39,7 +39,7 @@ parts_w = "ceil_div(tiles_w, max(1, min(4, 16 // stride_w)))"
 tiles = "ceil_div(tiles_w, parts_w)"
 all_d = "ceil_div(output_d, stride_d)"
 all_h = "ceil_div(output_h, stride_h)"
-most_sums = "16 if (span_d + 1) * stride_w <= 6 else 12"
+most_sums = "16 if (span_d + 1) * stride_w <= 8 else 12"
 most_planes = "max(1, min(PLANES, ceil_div(all_d * all_h, 16), most_sums // (tiles * stride_w)))"
 length_d = "max(1, ceil_div(all_d, max(1, ceil_div(all_d, most_planes))))"
 # Of shared memory: the outputs of a warp, the weights and the inputs of a group. A cell is 16 bytes, 8 neighbours along w.
@@ -166,6 +166,7 @@ static_assert(BLOCK_WARPS == 4 || BLOCK_WARPS == 8, "16 warps on a multiprocesso
 constexpr int MOST_SUMS = 16, MOST_CELLS = 5;  // of a warp: tiles, and cells of a row
 constexpr int MOST_WEIGHTS = 10;               // fragments of weights that a warp has at once
 constexpr int CELL = 16;                       // bytes
+constexpr index_t SIZE = sizeof(scalar_t);
 
 // What a GPU's binary is compiled for.
 struct Shape {
@@ -484,11 +485,11 @@ __device__ __forceinline__ void store_channels(const scalar_t* own, const Place*
     turn<8, 4>(sums, turned);
     scalar_t* y = advanced(output.data + (offset + at * output.stride[4]), place.bytes);
 #pragma unroll
-    for (int e = 0; e < 4; ++e, y += output.stride[4]) {
+    for (int e = 0; e < 4; ++e, y = advanced(y, output.stride[4] * SIZE)) {
+      scalar_t* to = y;
 #pragma unroll
-      for (int c = 0; c < 8; c += LENGTH) {
+      for (int c = 0; c < 8; c += LENGTH, to = advanced(to, LENGTH * output.stride[1] * SIZE)) {
         if (at + e >= live || c >= channels) continue;
-        scalar_t* const to = y + c * output.stride[1];
         if constexpr (LENGTH == 1) {
           to->bits = static_cast<unsigned short>(turned[e][c / 2] >> 16 * (c % 2));
         } else {
@@ -603,8 +604,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
     if (lane < 16) {
       const int d = block.d + of_d * shape.planes * shape.d.stride, h = block.h + of_h * shape.h.stride;
       const scalar_t* const y = output.at(block.n, block.first_out, d, h, block.w);
-      places[warp * 16 + lane] = {(y - output.data) * static_cast<index_t>(sizeof(scalar_t)),
-                                  row == known_row ? d : problem.output_size[0], h};
+      places[warp * 16 + lane] = {(y - output.data) * SIZE, row == known_row ? d : problem.output_size[0], h};
     }
     const int first_input = channel / shape.outputs * shape.inputs;
     const unsigned cells = shared_address(shared) + (lane / 16) * column_step +
