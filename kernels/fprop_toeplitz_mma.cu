@@ -318,25 +318,27 @@ __device__ __forceinline__ void stage_channels(unsigned char* shared, const Prob
   }
 }
 
-// The block's weights as pairs that begin with each offset along w: [output channel][input channel][kh][kd][residue of w][offset].
+// The block's weights as pairs that begin with each offset along w: [output channel][input channel][kh][kd][residue of w][offset]. A thread
+// takes the taps of a row.
 __device__ __forceinline__ void stage_weights(unsigned* pairs, const Problem& problem, const View<const scalar_t>& weight,
                                               const Shape& shape, int first_out, int outs) {
-  const int words = shape.words();
-  const int count = outs * shape.inputs * shape.h.kernel * shape.row_weights();
-#pragma unroll 2
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += 32 * BLOCK_WARPS) {
-    const int offset = i % words + shape.w.nearest(), r = i / words % shape.w.stride;
-    const int kd = i / words / shape.w.stride % shape.d.kernel, rest = i / shape.row_weights();
-    const int kh = rest % shape.h.kernel, ci = rest / shape.h.kernel % shape.inputs;
-    const int co = first_out + rest / shape.h.kernel / shape.inputs, group = co / shape.outputs;
-    const scalar_t* const taps = weight.at(group * shape.inputs + ci, co - group * shape.outputs, kd, kh, 0);
-    Pair pair{};
+  const int rows = outs * shape.inputs * shape.h.kernel * shape.d.kernel, length = shape.w.stride * shape.words();
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x); row < rows; row += 32 * BLOCK_WARPS) {
+    const int kd = row % shape.d.kernel, kh = row / shape.d.kernel % shape.h.kernel,
+              rest = row / shape.d.kernel / shape.h.kernel;
+    const int co = first_out + rest / shape.inputs, group = co / shape.outputs;
+    const scalar_t* const taps = weight.at(group * shape.inputs + rest % shape.inputs, co - group * shape.outputs, kd, kh, 0);
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int kw = shape.w.tap(offset - e, r);
-      if (kw >= 0) pair.element[e] = taps[kw * weight.stride[4]];
+    for (int i = 0; i < length; ++i) {
+      Pair pair{};
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int kw = shape.w.tap(i % shape.words() + shape.w.nearest() - e, i / shape.words());
+        if (kw >= 0) pair.element[e] = taps[kw * weight.stride[4]];
+      }
+      *reinterpret_cast<Pair*>(pairs + row * length + i) = pair;
     }
-    *reinterpret_cast<Pair*>(pairs + i) = pair;
   }
 }
 
