@@ -19,6 +19,8 @@ IN_CHANNELS = "in_channels_per_group"
 OUT_CHANNELS = "out_channels_per_group"
 TILES = "tiles"
 LENGTH_D = "length_d"
+PLANE_CELLS = "plane_cells"
+COLUMN_CELLS = "column_cells"
 OUTPUT_LAYOUT = "output_layout"
 [constants]
 lead_d = "padding_d % stride_d"
@@ -161,6 +163,8 @@ static_assert(BLOCK_WARPS == 4 || BLOCK_WARPS == 8, "16 warps on a multiprocesso
 #define OUT_CHANNELS 1
 #define TILES 3
 #define LENGTH_D 4
+#define PLANE_CELLS 12
+#define COLUMN_CELLS 148
 #endif
 
 constexpr int MOST_SUMS = 16, MOST_CELLS = 5;  // of a warp: tiles, and cells of a row
@@ -171,7 +175,7 @@ constexpr index_t SIZE = sizeof(scalar_t);
 // What a GPU's binary is compiled for.
 struct Shape {
   Taps d, h, w;  // without what the padding is beyond the stride
-  int shift, inputs, outputs, tiles, planes;
+  int shift, inputs, outputs, tiles, planes, plane_cells, column_cells;
 
   __device__ static int span(const Taps& taps) { return taps.reach() - taps.nearest(); }
   __device__ int words() const { return span(w) + 3; }  // of the weights of a row of taps, and a zero
@@ -182,7 +186,7 @@ struct Shape {
 
 // The block's inputs in shared memory, and where in the tensor they begin.
 struct Stage {
-  int planes, rows, column;  // cells between neighbours along w
+  int planes;
   int n, channel, channels, d, h, w;
 };
 
@@ -192,6 +196,7 @@ struct Block {
   int d, h, w, live_w;             // where its outputs begin, and how many of a row are inside
   int rows;                        // of q, over all steps of d
   Divisor rows_h;
+  bool spoilt[BLOCK_WARPS];  // some sum of the warp was NaN
 };
 
 // A row of outputs, for the first of the warp's planes: how far behind the tensor's first element, and which output of d and h it is.
@@ -227,12 +232,12 @@ __device__ __forceinline__ void stage_rows(unsigned char* shared, const Problem&
                                            const Stage& stage, const Shape& shape, int warp, int lane) {
   constexpr int EACH = LENGTH == 1 ? 2 : LENGTH;
   const int pieces = (shape.tiles + 1) * 8 / EACH, at_once = 32 / pieces, first_row = lane / pieces;
-  const int column = lane % pieces * EACH, channel_cells = (shape.tiles + 1) * stage.column;
+  const int column = lane % pieces * EACH, channel_cells = (shape.tiles + 1) * shape.column_cells;
   const bool first = inside(stage.w + column, problem.input_size[2]);
   const bool second = inside(stage.w + column + 1, problem.input_size[2]);
-  const int rows = first_row < at_once ? stage.rows : 0;
+  const int rows = first_row < at_once ? shape.plane_cells : 0;
   const scalar_t* channel = input.at(stage.n, stage.channel, stage.d, stage.h + first_row, stage.w + column);
-  unsigned char* const target = shared + (column / 8 * stage.column + first_row) * CELL + column % 8 * 2;
+  unsigned char* const target = shared + (column / 8 * shape.column_cells + first_row) * CELL + column % 8 * 2;
   const index_t step = at_once * input.stride[3];
 #pragma unroll 1
   for (int c = 0; c < stage.channels; ++c, channel += input.stride[1]) {
@@ -240,7 +245,7 @@ __device__ __forceinline__ void stage_rows(unsigned char* shared, const Problem&
     for (int plane = (warp + c) % BLOCK_WARPS; plane < stage.planes; plane += BLOCK_WARPS) {
       const bool live = inside(stage.d + plane, problem.input_size[0]);
       const scalar_t* x = channel + plane * input.stride[2];
-      unsigned char* to = target + (c * channel_cells + plane * stage.rows) * CELL;
+      unsigned char* to = target + (c * channel_cells + plane * shape.plane_cells) * CELL;
 #pragma unroll 4
       for (int row = first_row; row < rows; row += at_once, x += step, to += at_once * CELL) {
         const bool there = live && inside(stage.h + row, problem.input_size[1]);
@@ -285,17 +290,17 @@ __device__ __forceinline__ void load_channels(unsigned* words, int upper, const 
 template <int LENGTH>
 __device__ __forceinline__ void stage_channels(unsigned char* shared, const Problem& problem, const View<const scalar_t>& input,
                                                const Stage& stage, const Shape& shape, int warp, int lane) {
-  const int octets = (stage.channels + 7) / 8, count = stage.rows * (shape.tiles + 1);
-  const Divisor rows = divisor_of(stage.rows);
+  const int octets = (stage.channels + 7) / 8, count = shape.plane_cells * (shape.tiles + 1);
+  const Divisor rows = divisor_of(shape.plane_cells);
 #pragma unroll 1
   for (int i = warp; i < octets * stage.planes; i += BLOCK_WARPS) {
     const int c = i % octets * 8, plane = i / octets, channels = stage.channels - c;
     const bool live = inside(stage.d + plane, problem.input_size[0]);
     const scalar_t* const from = input.at(stage.n, stage.channel + c, stage.d + plane, stage.h, stage.w);
-    unsigned char* const to = shared + (c * (shape.tiles + 1) * stage.column + plane * stage.rows) * CELL;
+    unsigned char* const to = shared + (c * (shape.tiles + 1) * shape.column_cells + plane * shape.plane_cells) * CELL;
 #pragma unroll 1
     for (int k = lane; k < count; k += 32) {
-      const int cell = rows.quotient(k), row = k - cell * stage.rows;
+      const int cell = rows.quotient(k), row = k - cell * shape.plane_cells;
       const bool row_live = live && inside(stage.h + row, problem.input_size[1]);
       const scalar_t* const x = from + (row * input.stride[3] + cell * 8 * input.stride[4]);
       unsigned loaded[8][4], turned[8][4];
@@ -311,7 +316,7 @@ __device__ __forceinline__ void stage_channels(unsigned char* shared, const Prob
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         if (j >= channels) continue;
-        *reinterpret_cast<uint4*>(to + ((j * (shape.tiles + 1) + cell) * stage.column + row) * CELL) =
+        *reinterpret_cast<uint4*>(to + ((j * (shape.tiles + 1) + cell) * shape.column_cells + row) * CELL) =
             make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]);
       }
     }
@@ -350,7 +355,7 @@ struct Band {
 // sums[(plane * tiles + tile) * columns + column] += the products of one input channel with the taps of one kh and of residue r_d. `cells` is
 // where this lane's row begins for the farthest of the taps along d.
 __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shape& shape, int r_d, unsigned cells,
-                                         unsigned plane_step, unsigned column_step, const unsigned* weights, const Band& band) {
+                                         const unsigned* weights, const Band& band) {
   const int most = max(1, MOST_WEIGHTS / shape.w.stride);  // taps of d at once
 #pragma unroll
   for (int first = shape.d.nearest(); first <= shape.d.reach(); first += most) {
@@ -377,7 +382,7 @@ __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shap
       unsigned x[MOST_CELLS + 1][2];
 #pragma unroll
       for (int cell = 0; cell <= shape.tiles; cell += 2) {
-        const unsigned row = cells + plane * plane_step + cell * column_step;
+        const unsigned row = cells + (plane * shape.plane_cells + cell * shape.column_cells) * CELL;
         if (cell < shape.tiles) {
           unsigned four[4];
           ldmatrix_x4(four, row);
@@ -526,7 +531,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
       SPECIALIZED(IN_CHANNELS, problem.in_channels / problem.groups),
       SPECIALIZED(OUT_CHANNELS, problem.out_channels / problem.groups),
       SPECIALIZED(TILES, tiles),
-      SPECIALIZED(LENGTH_D, length_d)};
+      SPECIALIZED(LENGTH_D, length_d),
+      SPECIALIZED(PLANE_CELLS, plane_cells),
+      SPECIALIZED(COLUMN_CELLS, column_cells)};
 
   // blockIdx.x = (((n * group_blocks + group block) * runs_d + run of d) * parts_h + part of h) * parts_w + part of w. Where channels lie
   // together, so are the groups of a place.
@@ -550,8 +557,6 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   {
     const Stage stage = {block_d * shape.planes + Shape::span(shape.d),
-                         plane_cells,
-                         column_cells,
                          n,
                          first_group * shape.inputs,
                          groups * shape.inputs,
@@ -586,13 +591,12 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
              w,
              min(problem.output_size[2] - w, shape.row()),
              min(block_d, steps) * rows_h,
-             divisor_of(rows_h)};
+             divisor_of(rows_h),
+             {}};
   }
   cp_async_wait_all();
   __syncthreads();
 
-  const unsigned plane_step = plane_cells * CELL, column_step = column_cells * CELL;
-  bool spoilt = false;  // some sum was NaN
   // Where there are fewer output channels than warps, the others have the next rows.
   const auto multiply_and_store = [&](int first_tile, int first_channel) {
     // Registers are for sums: what follows from the thread's number is not kept.
@@ -609,8 +613,9 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
       places[warp * 16 + lane] = {(y - output.data) * SIZE, row == known_row ? d : problem.output_size[0], h};
     }
     const int first_input = channel / shape.outputs * shape.inputs;
-    const unsigned cells = shared_address(shared) + (lane / 16) * column_step +
-                           ((first_input * (shape.tiles + 1)) * column_cells + of_d * shape.planes * plane_cells + of_h) * CELL;
+    const unsigned cells =
+        shared_address(shared) + lane / 16 * shape.column_cells * CELL +
+        ((first_input * (shape.tiles + 1)) * shape.column_cells + of_d * shape.planes * shape.plane_cells + of_h) * CELL;
     Band band;
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
@@ -630,17 +635,17 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
         for (int offset = shape.h.nearest(); offset <= shape.h.reach(); ++offset) {
           const int kh = shape.h.tap(offset, r_h);
           if (kh < 0) continue;
-          const unsigned from = cells + (ci * (shape.tiles + 1) * column_cells + shape.h.reach() - offset) * CELL;
+          const unsigned from = cells + (ci * (shape.tiles + 1) * shape.column_cells + shape.h.reach() - offset) * CELL;
           const unsigned* const row_weights =
               weights + ((channel * shape.inputs + ci) * shape.h.kernel + kh) * shape.row_weights();
 #pragma unroll
           for (int r = 0; r < shape.d.stride; ++r) {
-            if (r == r_d) multiply(sums, shape, r, from, plane_step, column_step, row_weights, band);
+            if (r == r_d) multiply(sums, shape, r, from, row_weights, band);
           }
         }
       }
       FinishedPair pairs[2 * MOST_SUMS];
-      if (live) spoilt |= finish(pairs, sums, shape, epilogue);
+      if (live && __any_sync(~0u, finish(pairs, sums, shape, epilogue)) != 0) block.spoilt[warp] = true;
 #pragma unroll 1
       for (int plane = 0; plane < shape.planes; ++plane) {
         forget_memory();
@@ -682,7 +687,10 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
     for (int first = 0; first < block.outs; first += beside) multiply_and_store(first_tile, first);
   }
 
-  if (__syncthreads_or(spoilt) == 0) return;
+  __syncthreads();
+  bool spoilt = false;
+  for (int i = 0; i < BLOCK_WARPS; ++i) spoilt = spoilt || block.spoilt[i];
+  if (!spoilt) return;
   const int width = block.live_w, height = min(rows_h * shape.h.stride, problem.output_size[1] - block.h);
   const int depth = min(block_d * shape.planes * shape.d.stride, problem.output_size[0] - block.d);
 #pragma unroll 1
