@@ -547,22 +547,38 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
   int first_group = rows_lie_together ? 0 : next(group_blocks) * block_groups;
   const int q_w = next(parts_w) * shape.tiles * 8, q_h = next(parts_h) * rows_h, q_d = next(runs_d) * block_d * shape.planes;
   if (rows_lie_together) first_group = next(group_blocks) * block_groups;
-  const int n = static_cast<int>(rest), groups = min(block_groups, problem.groups - first_group);
+  if (threadIdx.x == 0) {
+    const int first_out = first_group * shape.outputs, outs = min(block_groups, problem.groups - first_group) * shape.outputs;
+    const int d = q_d * shape.d.stride, w = q_w * shape.w.stride;
+    const int steps = (problem.output_size[0] - d - 1) / (shape.planes * shape.d.stride) + 1;  // from there on
+    block = {static_cast<int>(rest),
+             first_out,
+             outs,
+             rows_lie_together ? vector_length(output, 4, 0) : vector_length(output, 1, first_out | outs | beside),
+             d,
+             q_h * shape.h.stride,
+             w,
+             min(problem.output_size[2] - w, shape.row()),
+             min(block_d, steps) * rows_h,
+             divisor_of(rows_h),
+             {}};
+  }
+  __syncthreads();
 
   // Shared memory: inputs, then what each warp finishes and where it is stored, then weights.
   unsigned char* const after = shared + stage_bytes;
   Place* const places = reinterpret_cast<Place*>(after);
   scalar_t* const finished = reinterpret_cast<scalar_t*>(after + BLOCK_WARPS * 16 * sizeof(Place));
   unsigned* const weights = reinterpret_cast<unsigned*>(after + own_bytes);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const Stage stage = {block_d * shape.planes + Shape::span(shape.d),
-                         n,
-                         first_group * shape.inputs,
-                         groups * shape.inputs,
-                         problem.padding[0] / shape.d.stride + q_d - shape.d.reach(),
-                         problem.padding[1] / shape.h.stride + q_h - shape.h.reach(),
-                         problem.padding[2] / shape.w.stride + q_w - shape.shift};
+                         block.n,
+                         block.first_out / shape.outputs * shape.inputs,
+                         block.outs / shape.outputs * shape.inputs,
+                         (problem.padding[0] + block.d) / shape.d.stride - shape.d.reach(),
+                         (problem.padding[1] + block.h) / shape.h.stride - shape.h.reach(),
+                         (problem.padding[2] + block.w) / shape.w.stride - shape.shift};
     if (input.stride[4] == 1) {
       const int length = vector_length(input, 4, problem.input_size[2] | stage.w);
       if (length == 8) stage_rows<8>(shared, problem, input, stage, shape, warp, lane);
@@ -577,23 +593,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
       if (length == 1) stage_channels<1>(shared, problem, input, stage, shape, warp, lane);
     }
   }
-  stage_weights(weights, problem, weight, shape, first_group * shape.outputs, groups * shape.outputs);
-  if (threadIdx.x == 0) {
-    const int first_out = first_group * shape.outputs, outs = groups * shape.outputs;
-    const int d = q_d * shape.d.stride, w = q_w * shape.w.stride;
-    const int steps = (problem.output_size[0] - d - 1) / (shape.planes * shape.d.stride) + 1;  // from there on
-    block = {n,
-             first_out,
-             outs,
-             rows_lie_together ? vector_length(output, 4, 0) : vector_length(output, 1, first_out | outs | beside),
-             d,
-             q_h * shape.h.stride,
-             w,
-             min(problem.output_size[2] - w, shape.row()),
-             min(block_d, steps) * rows_h,
-             divisor_of(rows_h),
-             {}};
-  }
+  forget_memory();
+  stage_weights(weights, problem, weight, shape, block.first_out, block.outs);
   cp_async_wait_all();
   __syncthreads();
 
