@@ -302,15 +302,15 @@ __device__ __forceinline__ void stage_channels(unsigned char* shared, const Prob
     for (int k = lane; k < count; k += 32) {
       const int cell = rows.quotient(k), row = k - cell * shape.plane_cells;
       const bool row_live = live && inside(stage.h + row, problem.input_size[1]);
-      const scalar_t* const x = from + (row * input.stride[3] + cell * 8 * input.stride[4]);
+      const scalar_t* voxel = from + (row * input.stride[3] + cell * 8 * input.stride[4]);
       unsigned loaded[8][4], turned[8][4];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
+      for (int e = 0; e < 8; ++e, voxel = advanced(voxel, input.stride[4] * SIZE)) {
         const bool there = row_live && inside(stage.w + cell * 8 + e, problem.input_size[2]);
-        const scalar_t* const voxel = x + e * input.stride[4];
+        const scalar_t* x = voxel;
 #pragma unroll
-        for (int j = 0; j < 8; j += LENGTH)
-          load_channels<LENGTH>(&loaded[e][j / 2], j % 2, voxel + j * input.stride[1], there && j < channels);
+        for (int j = 0; j < 8; j += LENGTH, x = advanced(x, LENGTH * input.stride[1] * SIZE))
+          load_channels<LENGTH>(&loaded[e][j / 2], j % 2, x, there && j < channels);
       }
       turn<8, 8>(loaded, turned);
 #pragma unroll
