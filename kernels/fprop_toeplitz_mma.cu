@@ -41,7 +41,7 @@ parts_w = "ceil_div(tiles_w, max(1, min(4, 16 // stride_w)))"
 tiles = "ceil_div(tiles_w, parts_w)"
 all_d = "ceil_div(output_d, stride_d)"
 all_h = "ceil_div(output_h, stride_h)"
-most_sums = "16 if (span_d + 1) * stride_w <= 8 else 12"
+most_sums = "16 if span_d <= 5 and (span_d + 1) * stride_w <= 8 else 12"
 most_planes = "max(1, min(PLANES, ceil_div(all_d * all_h, 16), most_sums // (tiles * stride_w)))"
 length_d = "max(1, ceil_div(all_d, max(1, ceil_div(all_d, most_planes))))"
 # Of shared memory: the outputs of a warp, the weights and the inputs of a group. A cell is 16 bytes, 8 neighbours along w.
