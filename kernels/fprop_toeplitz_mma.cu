@@ -646,7 +646,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
         }
       }
       FinishedPair pairs[2 * MOST_SUMS];
-      if (live && __any_sync(~0u, finish(pairs, sums, shape, epilogue)) != 0) block.spoilt[warp] = true;
+      if (live && __any_sync(~0u, finish(pairs, sums, shape, epilogue)) != 0 && lane == 0) block.spoilt[warp] = true;
 #pragma unroll 1
       for (int plane = 0; plane < shape.planes; ++plane) {
         forget_memory();
