@@ -144,6 +144,13 @@ static_assert(BLOCK_WARPS == 4 || BLOCK_WARPS == 8, "16 warps on a multiprocesso
 #ifndef SHARED_KIB
 #define SHARED_KIB 96
 #endif
+#ifndef RESIDENT_WARPS
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+#define RESIDENT_WARPS 12  // the compiler takes a few registers more there
+#else
+#define RESIDENT_WARPS 16
+#endif
+#endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W
 #define KERNEL_D 5
@@ -510,7 +517,7 @@ __device__ __forceinline__ void store_channels(const scalar_t* own, const Place*
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, 16 / BLOCK_WARPS)
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
     convt3d_fprop_toeplitz_mma(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                const scalar_t* __restrict__ bias, View<scalar_t> output, const int shift_w, const int tiles,
                                const int length_d, const int block_groups, const int group_blocks, const int runs_d,
