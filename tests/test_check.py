@@ -561,6 +561,6 @@ def test_given_problems_are_all_that_is_checked() -> None:
     assert told[-1][:2] == (report.examples, report.examples)
     wrong = check(SPECIMENS / "s000_groups_ignored.cu", backend="host", problems=problems)
     assert not wrong.passed and wrong.counterexample is not None and wrong.counterexample.problem.groups > 1
-    refused = check("fprop_depthwise_channels_last", backend="host", dtypes=["fp32"], problems=problems[1:])
+    refused = check("fprop_depthwise", backend="host", dtypes=["fp32"], problems=problems[1:])
     left_out = sum(count for reasons in refused.untried.values() for count in reasons.values())
     assert not refused.passed and refused.examples == 0 and left_out == 2 * len(kinds_of("fp32"))

@@ -79,7 +79,7 @@ def test_no_file_is_missed_that_the_compiler_opens() -> None:
 def test_a_header_makes_those_anew_that_include_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(include_directory(), tmp_path / "include")
     monkeypatch.setenv("CONVT3D_KERNELS", str(tmp_path))
-    gather, taps = Kernel.from_source(kernel_text("fprop_gather"), "gather"), Kernel.from_source(kernel_text("fprop_few_outputs"), "taps")
+    gather, taps = Kernel.from_source(kernel_text("fprop_gather"), "gather"), Kernel.from_source(kernel_text("fprop_depthwise"), "taps")
 
     def keys() -> dict[str, tuple[str, ...]]:
         return {

@@ -215,6 +215,7 @@ TAILS = [
         ("fprop_flattened_simt", FLATTENED_TAILS),
         ("fprop_grouped", GROUPED_TAILS),
         ("fprop_grouped_mma", GROUPED_TAILS | WINDOW_TAILS),
+        ("fprop_depthwise", DEPTHWISE_TAILS),
         ("fprop_direct", DEPTHWISE_TAILS | FEW_TAILS),
         ("fprop_toeplitz_mma", DEPTHWISE_TAILS | GROUPED_TAILS),
         ("fprop_depthwise_channels_last", DEPTHWISE_TAILS),

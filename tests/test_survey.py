@@ -324,7 +324,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert cli.main(["check", GATHER.name, *words, "--backend", "host", "--dtype", "fp32", "--kind", "exact"]) == 0
     told = capsys.readouterr().out
     assert "1 layers of seed 2; channels, volumes and batches scaled down" in told and "1 examples of 1 distinct problems" in told
-    assert cli.main(["check", "fprop_depthwise_channels_last", "--suite", "population", "--count", "1", "--backend", "host"]) == 1, "it can do none"
+    assert cli.main(["check", "fprop_depthwise", "--suite", "population", "--count", "1", "--backend", "host"]) == 1, "it can do none"
 
 
 def test_named_layers_are_called_as_a_population_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
