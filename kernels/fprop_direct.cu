@@ -38,7 +38,14 @@ most_channels = "max(1, min(out_channels_per_group, CHANNELS, sums // (residues_
 out_tiles = "ceil_div(out_channels_per_group, most_channels)"
 out_tile = "ceil_div(out_channels_per_group, out_tiles)"
 most_h = "max(1, min(8, sums // (residues_of_all * run_w * out_tile)))"
-channel_parts = "1 if in_channels_per_group == 1 else min(PARTS, 2 if in_channels_per_group < 4 else 4 if in_channels_per_group < 8 else 8)"
+# One after the other rounding errors of many products add up: a thread has at most 1000 of an output's.
+taps_d = "ceil_div(kernel_d, stride_d // gcd(stride_d, dilation_d))"
+taps_h = "ceil_div(kernel_h, stride_h // gcd(stride_h, dilation_h))"
+taps_w = "ceil_div(kernel_w, stride_w // gcd(stride_w, dilation_w))"
+products = "in_channels_per_group * taps_d * taps_h * taps_w"
+least_parts = "1 if products <= 1000 else 2 if products <= 2000 else 4 if products <= 4000 else 8"
+most_parts = "1 if in_channels_per_group == 1 else 2 if in_channels_per_group < 4 else 4 if in_channels_per_group < 8 else 8"
+channel_parts = "min(most_parts, max(PARTS, least_parts))"
 room = "THREADS // channel_parts"
 columns = "ceil_div(q_w, run_w)"
 region_w = "columns if columns <= 16 else ceil_div(ceil_div(columns, ceil_div(columns, 16)), 4 // run_w) * (4 // run_w)"
@@ -88,6 +95,7 @@ shared_bytes = "ring_bytes + 16 * copies + (32 + run_w * stride_w * itemsize) * 
 "out_channels_per_group <= 16" = "it is for at most 16 output channels a group: an input is staged again for every few of them"
 "kernel_w * out_tile <= 64 and run_w + halo_w <= 32" = "a row of taps and the inputs it reaches are in registers: at most 64 weights and 32 inputs"
 "shared_bytes <= 98 * 1024" = "what the taps of one position reach over must fit the 99 KiB of shared memory that every GPU has"
+"in_channels_per_group == 1 or steps * taps_d * taps_h * taps_w <= 1000" = "a thread adds at most 1000 products of an output one after the other, since rounding errors add up"
 "q_d * q_h * q_w <= 2000000000" = "it counts positions in 32 bits"
 [search]
 SUMS = [32, 64]
@@ -270,7 +278,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS], const Windo
         if (kd < 0) continue;
 #pragma unroll
         for (int kh = 0; kh < th.kernel; ++kh) {
-          // Tap kh feeds residue r_h, at the first q from input row `first` on.
+          // Tap kh leads from this row to residue r_h of q.
           const int scaled = kh * th.dilation - th.lead() + th.stride, r_h = scaled % th.stride;
           const int q = row - (th.reach() + 1 - scaled / th.stride);
           if (q < 0 || q >= th.run) continue;
