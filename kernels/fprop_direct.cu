@@ -267,8 +267,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS], const Windo
       accum_t x[MOST_INPUTS];
 #pragma unroll
       for (int v = 0; v < shape.vectors(); ++v) {
-        if (tw.run == 4) load_vector<FOUR>(x + 4 * v, line + 4 * v);
-        if (tw.run == 4 && FOUR == 2) load_vector<FOUR>(x + 4 * v + 2, line + 4 * v + 2);
+        if (tw.run == 4) load_vector<FOUR>(x + 4 * v, line + 4 * v);  // not in fp64, where runs are of 2
         if (tw.run == 2) load_vector<2>(x + 2 * v, line + 2 * v);
         if (tw.run == 1) x[v] = line[v];
       }

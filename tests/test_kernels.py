@@ -186,6 +186,10 @@ DEPTHWISE_TAILS = {
     "no tap": ["n1_c2to2_i3_k1_s2_g2_bias", "n1_c2to2_i3_k1x2x1_s3x4x4_g2_bias", "n1_c2to2_i4_k3_s2_d2_g2_bias"],
     "lcm(stride, dilation)": [f"n1_c2to2_i5x4x9_k3_s{s}_p2_d{d}_g2" for s, d in ((2, 3), (3, 2), (4, 2), (4, 3))],
 }
+DIRECT_TAILS = {
+    "regions beyond the input": ["n1_c2to2_i4x4x64_k2_s2_op1_g2", "n1_c2to2_i4x8x64_k2_s2_op1_g2", "n1_c2to2_i12x2x100_k2_s2_op1_g2"],
+    "parts of the channels": [f"n1_c{c}to2_i3x4x5_k3_p1" for c in (2, 3, 5, 8, 9)],
+}
 # Positions, runs and tiles of a block; parts of the channels, and four of them at once; weights of more channels than a block has room for.
 FEW_TAILS = {
     "positions": [f"n1_c8to2_i1x1x{w}_k1x1x3_s1x1x{s}_p0x0x1" for w in (1, 3, 4, 5, 127, 128, 129, 255, 512, 513) for s in (1, 2)],
@@ -216,7 +220,7 @@ TAILS = [
         ("fprop_grouped", GROUPED_TAILS),
         ("fprop_grouped_mma", GROUPED_TAILS | WINDOW_TAILS),
         ("fprop_depthwise", DEPTHWISE_TAILS),
-        ("fprop_direct", DEPTHWISE_TAILS | FEW_TAILS),
+        ("fprop_direct", DEPTHWISE_TAILS | FEW_TAILS | DIRECT_TAILS),
         ("fprop_toeplitz_mma", DEPTHWISE_TAILS | GROUPED_TAILS),
         ("fprop_depthwise_channels_last", DEPTHWISE_TAILS),
         ("fprop_few_outputs", FEW_TAILS),
