@@ -91,7 +91,7 @@ row_copies = "parts * planes * rows"
 copies = "row_copies + taps * out_tile"
 shared_bytes = "ring_bytes + 16 * copies + (32 + run_w * stride_w * itemsize) * threads"
 [restrictions]
-"residues_of_all * out_tile <= sums" = "a thread owns all residues of its outputs: their strides' product must be at most 64, in fp64 at most 32"
+"residues_of_all * out_tile <= sums" = "a thread owns all residues of its outputs: the product of the strides must be at most SUMS, in fp64 half of it"
 "out_channels_per_group <= 16" = "it is for at most 16 output channels a group: an input is staged again for every few of them"
 "kernel_w * out_tile <= 64 and run_w + halo_w <= 32" = "a row of taps and the inputs it reaches are in registers: at most 64 weights and 32 inputs"
 "shared_bytes <= 98 * 1024" = "what the taps of one position reach over must fit the 99 KiB of shared memory that every GPU has"
