@@ -76,6 +76,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/divisor.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/gathered.cuh"
 #include "convt3d/layout.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
@@ -345,25 +346,6 @@ __device__ __forceinline__ void store_residue(const scalar_t* sums, int pitch, c
   }
 }
 
-// One output, by the definition.
-__device__ inline scalar_t gathered(const Problem& problem, const View<const scalar_t>& input,
-                                    const View<const scalar_t>& weight, const Epilogue& epilogue, int n, int group, int co,
-                                    int d, int h, int w) {
-  const int channels = problem.in_channels / problem.groups, first_ci = group * channels;
-  float sum = epilogue.start(group * (problem.out_channels / problem.groups) + co);
-#pragma unroll 1
-  for (int tap = 0; tap < problem.kernel_size[0] * problem.kernel_size[1] * problem.kernel_size[2]; ++tap) {
-    const int kw = tap % problem.kernel_size[2], kh = tap / problem.kernel_size[2] % problem.kernel_size[1];
-    const int kd = tap / problem.kernel_size[2] / problem.kernel_size[1];
-    const int id = input_index(problem, 0, d, kd), ih = input_index(problem, 1, h, kh), iw = input_index(problem, 2, w, kw);
-    if (id < 0 || ih < 0 || iw < 0) continue;
-#pragma unroll 1
-    for (int ci = first_ci; ci < first_ci + channels; ++ci)
-      sum += to_accum(*input.at(n, ci, id, ih, iw)) * to_accum(*weight.at(ci, co, kd, kh, kw));
-  }
-  return epilogue.finish(sum);
-}
-
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / BLOCK_WARPS)
     convt3d_fprop_grouped_mma(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                               const scalar_t* __restrict__ bias, View<scalar_t> output, const int shift_w, const int octets,
@@ -515,7 +497,11 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
 #pragma unroll 1
     for (int co = first_out; co < first_out + live; ++co) {
       scalar_t* const y = output.at(n, group * out_channels + co, d, h, w);
-      if (to_accum(*y) != to_accum(*y)) *y = gathered(problem, input, weight, epilogue, n, group, co, d, h, w);
+      if (to_accum(*y) != to_accum(*y)) {
+        const int first_ci = group * (problem.in_channels / problem.groups);
+        *y = gathered(problem, input, weight, epilogue, n, group * (problem.out_channels / problem.groups) + co, co, first_ci,
+                      d, h, w);
+      }
     }
   }
 }

@@ -705,9 +705,14 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
   for (int c = 0; c < block.outs; ++c) {
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < depth * height * width; i += 32 * BLOCK_WARPS) {
+      const int channel = block.first_out + c;
       const int d = block.d + i / width / height, h = block.h + i / width % height, w = block.w + i % width;
-      scalar_t* const y = output.at(block.n, block.first_out + c, d, h, w);
-      if (to_accum(*y) != to_accum(*y)) *y = gathered(problem, input, weight, epilogue, block.n, block.first_out + c, d, h, w);
+      scalar_t* const y = output.at(block.n, channel, d, h, w);
+      if (to_accum(*y) != to_accum(*y)) {
+        const int inputs = problem.in_channels / problem.groups, outputs = problem.out_channels / problem.groups;
+        *y = gathered(problem, input, weight, epilogue, block.n, channel, channel % outputs, channel / outputs * inputs, d, h,
+                      w);
+      }
     }
   }
 }
