@@ -176,9 +176,8 @@ def test_bad_commands_say_so(words: list[str], said: str, capsys: pytest.Capture
 
 
 # Kernels that have more binaries for a layer than `A_FEW`: for each volume (`fprop_grouped` knows how far apart channels lie, where they
-# lie in lines; `fprop_toeplitz_mma` how far apart the rows and columns of a block's inputs do), and for most volumes of few voxels, which
-# `fprop_patch_split_k` is for.
-A_FEW, MANY_BINARIES = 10, {"fprop_grouped", "fprop_patch_split_k", "fprop_toeplitz_mma"}
+# lie in lines; `fprop_toeplitz_mma` how far apart the rows and columns of a block's inputs do).
+A_FEW, MANY_BINARIES = 10, {"fprop_grouped", "fprop_toeplitz_mma"}
 
 
 def test_new_volumes_and_batches_have_few_binaries() -> None:

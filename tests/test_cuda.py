@@ -108,7 +108,7 @@ def test_every_instance_compiles_without_spills(name: str, arch: str) -> None:
 @pytest.mark.parametrize("arch", CARDS)
 def test_one_kernel_of_each_kind_compiles_for_every_card(arch: str) -> None:
     """On CUDA cores and, with copies that land later, on tensor cores; the rest is for the slow test above."""
-    for name in ("fprop_gather", "fprop_patch_split_k"):
+    for name in ("fprop_gather", "fprop_patch_mma"):
         assert_compiles(Instance(kernels()[name], kernels()[name].dtypes[-1]), arch)
 
 
@@ -143,7 +143,7 @@ def test_a_card_that_nvrtc_does_not_know_gets_ptx(declared: list[str], older_nvr
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("name", ["fprop_flattened_simt", "fprop_patch_split_k"])
+@pytest.mark.parametrize("name", ["fprop_flattened_simt", "fprop_patch_mma"])
 def test_shipped_kernels_compile_to_ptx(name: str, older_nvrtc: None) -> None:
     kernel = kernels()[name]
     code, _ = nvrtc.compile_cubin(Instance(kernel, kernel.dtypes[0]), "sm_121a")

@@ -63,19 +63,19 @@ def test_tensors_without_elements_have_no_far_strides() -> None:
         assert outcome.ok, outcome.message
 
 
-def test_a_32_bit_offset_of_a_groups_channels_is_found() -> None:
-    """Of volumes that are no whole vectors, whose channels are copied in one piece, and of such that are."""
-    known = kernel("fprop_patch_split_k")
-    for right, wrong in (
-        ("static_cast<index_t>(group * channels + first) * tile.volume", "(group * channels + first) * tile.volume"),
-        ("const index_t other = ", "const int other = "),
-    ):
-        narrow = Kernel.from_source(known.source.replace(right, wrong), "narrow")
-        assert narrow.source != known.source
-        with Worker(narrow, "host") as worker:
-            patches = [replace(problem, stride=problem.kernel_size) for problem in far_problems("fprop")]
-            tried = [problem for problem in patches if narrow.why_not(problem, "fp16") is None]
-            assert not all(worker.verify(problem, "fp16", FAR, 0).ok for problem in tried), right
+@pytest.mark.parametrize("line", ["  index_t input, output;", "  index_t output;"])
+def test_a_32_bit_offset_of_a_tiles_rows_and_columns_is_found(line: str) -> None:
+    """Of its voxels in either tensor, and of its channels."""
+    known = kernel("fprop_patch_mma")
+    assert line in known.source
+    narrow = Kernel.from_source(known.source.replace(line, line.replace("index_t", "int")), "narrow")
+    patches = [replace(problem, stride=problem.kernel_size) for problem in far_problems("fprop")]
+    tried = [problem for problem in patches if narrow.why_not(problem, "fp16") is None]
+    near = fitting(narrow, apart_problem(), "fp16")
+    assert tried and near is not None
+    with Worker(narrow, "host") as worker:
+        examples = [*((near, seed) for seed in range(APART_LAYOUTS)), *((problem, 0) for problem in tried)]
+        assert not all(worker.verify(problem, "fp16", FAR, seed).ok for problem, seed in examples)
 
 
 def test_a_32_bit_stride_is_found() -> None:

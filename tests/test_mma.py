@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from selection import in_turn, some
+from selection import in_turn
 
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.choice import backend_for
@@ -317,63 +316,6 @@ def test_stationary_limits() -> None:
     ):
         (launch,) = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches
         assert launch.grid == (grid, 1, 1), name
-
-
-# Few voxels with their depth split among warps: dense volumes that are no whole vectors, one, two and more to a tile, and parts of one;
-# more chunks of channels than warps, fewer, some that are not full.
-FEW = (
-    *("n1_c80to5_i3_k2_s2_bias", "n2_c144to6_i3_k2_s2_g2", "n3_c40to3_i3_k1x1x2_s1x1x2", "n2_c72to2_i1x5x15_k1x1x2_s1x1x2_bias"),
-    *("n1_c272to12_i5_k2_s2", "n11_c24to3_i1x1x3_k1x1x3_s1x1x3", "n2_c48to4_i4x4x6_k2x2x1_s2x2x1"),
-)
-
-
-SPLIT_TUNABLES = [{}, {"TILE": 32}, {"TILE": 64}, {"LOADS": 2, "WARPS": 4}, {"WARPS": 16, "COLUMNS": 8}, {"WARPS": 2, "LOADS": 1}]
-
-
-@pytest.mark.parametrize(("tunables", "dtype"), in_turn(SPLIT_TUNABLES, kernels()["fprop_patch_split_k"].dtypes))
-def test_split_k_tails(tunables: dict[str, int], dtype: str, backend: str) -> None:
-    kernel = kernels()["fprop_patch_split_k"].replace_tunables(**tunables)
-    for problem in map(Problem.parse, (*FEW, *(name for names in PATCHES.values() for name in names[::3]))):
-        for seed in (0, 1, 5):  # contiguous tensors, then drawn layouts
-            outcome = verify(backend_for(backend), kernel, problem, dtype, "exact", seed)
-            assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
-
-
-def test_how_few_voxels_are_shared_out() -> None:
-    """A block for each multiprocessor, of whole volumes where they fit; all weights of a warp on their way at once."""
-    kernel = kernels()["fprop_patch_split_k"]
-    for name, dtype, scalars, blocks in (
-        ("n1_c768to384_i3_k2_s2", "bf16", (32, 24, 3, 27), 128),
-        ("n1_c768to384_i3_k2_s2", "tf32", (32, 24, 6, 27), 128),
-        ("n2_c768to384_i3_k2_s2", "bf16", (64, 24, 3, 27), 128),
-        ("n2_c768to384_i3_k2_s2", "tf32", (32, 48, 4, 27), 128),  # 64 voxels of all channels take more than 99 KiB
-        ("n1_c384to192_i6_k2_s2", "bf16", (64, 48, 2, 0), 128),  # volumes of whole vectors
-        ("n1_c320to320_i5_k2_s2", "bf16", (64, 40, 2, 77), 128),  # two parts of a volume of 125
-    ):
-        launch = kernel.plan(Problem.parse(name), dtype, multiprocessors=132).launches[-1]
-        found = tuple(launch.scalars[key] for key in ("tile_voxels", "tile_columns", "batch_chunks", "pitch"))
-        assert (found, launch.grid) == (scalars, (blocks, 1, 1)), name
-        assert "i6" in name or launch.shared_bytes <= 99 * 1024, name
-    assert "in shared memory" in (kernel.why_not(Problem.parse("n1_c2048to8_i3_k2_s2"), "tf32") or "")
-    assert "kernel = stride" in (kernel.why_not(Problem.parse("n1_c8to8_i3_k3_s2"), "tf32") or "")
-
-
-SPLIT_MISTAKES = {
-    "copies not waited for": ("  cp_async_wait_all();\n", ""),
-    "other lanes' copies not waited for": ("  __syncwarp();  // all lanes' copies have landed\n", ""),
-    "sums of other warps not waited for": ("  __syncthreads();\n", ""),
-    "rows of a part of a volume begin where they did not": ("const int before = k * pitch % VECTOR;", "const int before = 0;"),
-    "volumes of a tile in one place": ("stage + i * all + at", "stage + at"),
-    "the last channels are not zero": ("channels % CHUNK == 0 || at < live", "true"),
-    "the next weights are these": ("(chunk + b + ahead) * eights + j", "(chunk + b) * eights + j"),
-    "weights in another order than inputs": ("first + p * HALF + e", "first + p * EACH + e"),
-    "rows and columns of a fragment": ("p % 2 * 2 + q % 2", "q % 2 * 2 + p % 2"),
-}
-
-
-@pytest.mark.parametrize("mistake", some(SPLIT_MISTAKES))
-def test_mistakes_in_a_split_depth_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
-    assert_found(kernels()["fprop_patch_split_k"], *SPLIT_MISTAKES[mistake], [(0, Problem.parse(name)) for name in FEW], LOADS=1)
 
 
 def test_a_patch_tile_fills_the_gpu() -> None:
