@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cupy_convt3d import Kernel, registry
 from cupy_convt3d.lab.fuzz import fuzz
+from cupy_convt3d.limits import cores
 
 NAIVE = ("fprop_scatter", "fprop_gather", "fprop_residue", "fprop_tiled", "dgrad_gather", "wgrad_reduce")
 
@@ -63,7 +64,7 @@ def main() -> None:
         report = fuzz(kernels, backend="host", findings=path, minutes=options.minutes, workers=options.workers, seed="benchmark")
         print(summary(report, str(path)))
     instances = sum(len(kernel.dtypes) for kernel in kernels)
-    print(f"{options.workers} workers on {os.cpu_count()} cores, at least {instances} instances compiled; "
+    print(f"{options.workers} workers on {cores()} cores, at least {instances} instances compiled; "
           f"1-minute load {before:.1f} before, {os.getloadavg()[0]:.1f} after")
 
 

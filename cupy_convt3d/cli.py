@@ -20,6 +20,7 @@ from .dtypes import DTYPES
 from .errors import BackendError, DataError, KernelError, ProblemError, printable, require
 from .kernel import Kernel
 from .lab.progress import progress_bar
+from .limits import cores
 from .problem import LAYOUTS, PASSES, Problem
 from .tuning import Question, measured
 
@@ -548,7 +549,7 @@ def _compile(options: argparse.Namespace) -> int:
         place = variable(VARIABLE, str(options.out))
     print(f"for {card.device} ({card.arch}):", flush=True)
     with place, progress_bar() as progress:
-        built = compile_calls(calls, card, options.workers or len(os.sched_getaffinity(0)), progress=progress)
+        built = compile_calls(calls, card, options.workers or cores(), progress=progress)
     found = {one.instance for one in built if one.instance is not None and not one.failed}
     left = sum(one.instance is None for one in built)
     print(f"{len(built)} calls: {len(found)} instances compiled, {left} calls need none, {sum(one.failed for one in built)} failed")

@@ -1,4 +1,4 @@
-"""What this process and its children may use: of memory what cgroups and limits of their own leave, of time what the work asks for."""
+"""What this process and its children may use: cores; of memory what cgroups and limits leave, of time what the work asks for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from .problem import Problem
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def cores() -> int:
+    """Return how many of the machine's cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:

@@ -8,7 +8,6 @@ memory to try on), or where the process asks for deterministic algorithms. `no_t
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from . import registry, tuning
 from .choice import Choice, Trial
 from .errors import BackendError, KernelError, LaunchError
+from .limits import cores
 from .packs import PackedWeight
 from .source import code_digest
 from .switches import TRIALS
@@ -190,13 +190,8 @@ def _building(contestants: Sequence[Choice], build: Callable[[Choice], object]) 
     kernels = [choice for choice in contestants if choice.kernel is not None]
     with ThreadPoolExecutor(len(kernels)) as pool:
         builds = {choice: pool.submit(attempt, choice) for choice in kernels}
-        ahead = [] if _cores() > len(kernels) else [*builds.values()]
+        ahead = [] if cores() > len(kernels) else [*builds.values()]
         yield lambda choice: wait([builds[choice]] if choice in builds else ahead)
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _event_clock(device: Any) -> Clock:

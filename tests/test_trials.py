@@ -222,7 +222,7 @@ def test_torch_searches_while_kernels_are_compiled(clock: Clock, cores: int, mon
 
     monkeypatch.setattr(Gpu, "build", slow)
     monkeypatch.setattr(torch_plan._TorchPlan, "__call__", searches)
-    monkeypatch.setattr(trials, "_cores", lambda: cores)
+    monkeypatch.setattr(trials, "cores", lambda: cores)
     compiled = ["compiled"] * len(rivals())
     assert right(compute())
     first_run = order[: 1 + len(compiled)]

@@ -25,6 +25,7 @@ from .. import cache, scratch
 from ..errors import BackendError, CompileError, LaunchError, shown
 from ..includes import headers, tree
 from ..kernel import MAX_THREADS, PlannedLaunch, without_comments
+from ..limits import cores
 from ..source import Instance, headers_of, include_directory, shown_places
 from . import refusals
 from .base import Arguments, Backend, Module, Packed
@@ -320,7 +321,7 @@ class HostBackend(Backend):
             "backend": "host",
             "device": self.device_name,
             "compiler": _compiler_version(path),
-            "cores": str(os.cpu_count()),
+            "cores": str(cores()),
         }
 
     def synchronize(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from ...backends.base import Arguments, Backend, Step, TensorRef, in_order, outp
 from ...dtypes import DTYPES
 from ...errors import BackendError, KernelError
 from ...kernel import ANY_STRIDES, Kernel, Plan
+from ...limits import cores
 from ...problem import Problem
 from ...source import Instance
 from .rivals import RIVALS, check_rivals, torch_module, torch_settings
@@ -172,7 +172,7 @@ class Bench:
             return (time.perf_counter() - start) * 1e3
 
         new = [instance for instance in dict.fromkeys(instances) if instance not in self.build_ms]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             self.build_ms.update(zip(new, pool.map(timed, new), strict=True))
 
     def arrays(self, problem: Problem, pass_name: str, dtype: str, layout: str = "ncdhw") -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from ...backends.host import check_sanitizer
 from ...dtypes import DTYPES
 from ...errors import BackendError, KernelError, ProblemError, shown
 from ...kernel import CONTIGUOUS, Kernel
+from ...limits import cores
 from ...problem import Problem
 from ...source import Instance
 from .. import strategies
@@ -259,7 +259,7 @@ class _Search:
         )
         if self.progress is not None:
             self.progress(0, 1, f"{self.kernel.name}: compiling for {len(instances)} kinds of problems")
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(cores()) as pool:
             list(pool.map(build, instances))
 
     def known_problems(self) -> Iterator[tuple[Kernel, Problem, str]]:

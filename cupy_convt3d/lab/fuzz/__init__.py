@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import secrets
 import threading
@@ -20,6 +19,7 @@ from ...backends.base import Backend
 from ...backends.host import check_sanitizer
 from ...errors import BackendError, KernelError, LaunchError
 from ...kernel import Kernel
+from ...limits import cores
 from ...problem import Problem
 from ...source import Instance
 from .. import strategies
@@ -301,7 +301,7 @@ def fuzz(
     names = Counter(kernel.name for kernel in kernels)
     if not names or max(names.values()) > 1:
         raise KernelError(f"kernels={[kernel.name for kernel in kernels]}: give at least one, and none twice")
-    count = workers or (len(os.sched_getaffinity(0)) if backend == "host" else 1)
+    count = workers or (cores() if backend == "host" else 1)
     journal = Journal(Path(findings))
     try:
         run = _begin(list(kernels), backend, sanitize, journal, time_limit_s, examples, minutes, seed)

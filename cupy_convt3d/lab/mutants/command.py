@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from ... import records, registry
 from ...backends.host import HostBackend
 from ...errors import DataError, printable
 from ...files import read_text, write_whole
+from ...limits import cores
 from ..check import resolve
 from ..progress import progress_bar
 from . import VERDICTS, MutationReport, interval, judge_mutants
@@ -60,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
         with progress_bar() as progress:
             report = judge_mutants(
                 kernel,
-                workers=options.workers or len(os.sched_getaffinity(0)),
+                workers=options.workers or cores(),
                 sample=options.sample,
                 explanations=options.explained,
                 progress=progress,

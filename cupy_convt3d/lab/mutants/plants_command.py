@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from statistics import median
 from ... import records
 from ...errors import FindingsError, printable
 from ...files import write_whole
+from ...limits import cores
 from ..check import resolve
 from ..progress import progress_bar
 from .plants import Judgement, Plant, judge_plants, plants
@@ -33,7 +33,7 @@ def main(options: argparse.Namespace) -> int:
     if options.sample is not None:
         chosen = chosen[:: max(1, -(-len(chosen) // options.sample))]
     with progress_bar() as progress:
-        done = judge_plants(chosen, workers=options.workers or len(os.sched_getaffinity(0)), progress=progress)
+        done = judge_plants(chosen, workers=options.workers or cores(), progress=progress)
     print(printable(summary(done)))
     if options.scores is not None:
         keep(options.scores, everything, done)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from ...backends.base import Backend
 from ...errors import BackendError, require
 from ...files import write_whole
 from ...kernel import Kernel
+from ...limits import cores
 from ...plots import results as plots
 from ...problem import PASSES, Problem
 from ...registry import kernels
@@ -166,7 +166,7 @@ def _check_all(progress: Progress, registered: Mapping[str, Kernel], backend: Ba
             progress.remove_task(task)
             progress.advance(every)
 
-    share(registered.items(), len(os.sched_getaffinity(0)) if backend.name == "host" else 1, work)
+    share(registered.items(), cores() if backend.name == "host" else 1, work)
     progress.remove_task(every)
     return {name: reports[name] for name in registered}
 

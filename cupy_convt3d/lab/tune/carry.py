@@ -21,6 +21,7 @@ from typing import Any
 from ... import cache, includes, tuning
 from ...backends.base import output_layout
 from ...errors import BackendError, DataError, shown
+from ...limits import cores
 from ...problem import Problem
 from ...source import PACKAGE, code_alone
 from ...tuning import LIBRARY, Database, Entry
@@ -97,7 +98,7 @@ def carry_on(
                 found.left.append((entry, f"machine code of {entry.device!r} cannot be made here: {_known_cards()}"))
             else:
                 jobs.setdefault(_job(entry, card), []).append((path, entry))
-    differences, found.compiled = _compared(trees, list(jobs), workers or len(os.sched_getaffinity(0)), progress)
+    differences, found.compiled = _compared(trees, list(jobs), workers or cores(), progress)
     for job, entries in jobs.items():
         for path, entry in entries:
             if (difference := differences[job]) is not None:
