@@ -48,8 +48,9 @@ CONVT3D_CACHE_HINTS(__stwt)
 
 namespace convt3d_host {
 
+// Inlined into the runtime too, which no sanitizer watches: else each is a call there.
 template <class To, class From>
-To same_bits(From from) {
+__attribute__((always_inline)) inline To same_bits(From from) {
   static_assert(sizeof(To) == sizeof(From), "as many bits");
   To to;
   memcpy(&to, &from, sizeof to);
@@ -58,8 +59,8 @@ To same_bits(From from) {
 
 }  // namespace convt3d_host
 
-inline float __uint_as_float(unsigned bits) { return convt3d_host::same_bits<float>(bits); }
-inline unsigned __float_as_uint(float value) { return convt3d_host::same_bits<unsigned>(value); }
+__attribute__((always_inline)) inline float __uint_as_float(unsigned bits) { return convt3d_host::same_bits<float>(bits); }
+__attribute__((always_inline)) inline unsigned __float_as_uint(float value) { return convt3d_host::same_bits<unsigned>(value); }
 inline float __int_as_float(int bits) { return convt3d_host::same_bits<float>(bits); }
 inline int __float_as_int(float value) { return convt3d_host::same_bits<int>(value); }
 inline double __longlong_as_double(long long bits) { return convt3d_host::same_bits<double>(bits); }

@@ -63,7 +63,7 @@ struct Launch {
   void (*invoke)(void**);
   void** arguments;
 
-  unsigned count, live, next, waiting, in_collectives;
+  unsigned count, live, next, waiting;
   Thread threads[max_threads];
   unsigned order[max_threads];
   unsigned ready[max_threads];
@@ -74,7 +74,8 @@ struct Launch {
   Site barrier_site;
   unsigned barrier_round;
   unsigned barrier_arrived[2], barrier_votes[2];  // of this round and the next, for __syncthreads_count and its kin
-  unsigned set;                                   // of fibers, for this block
+  unsigned lanes_alive[max_threads / warp_threads], lanes_waiting[max_threads / warp_threads];  // of each warp; in a collective
+  unsigned set;                                                                                 // of fibers, for this block
   char barrier_sync[most_sets][2];
   char warp_sync[most_sets][max_threads / warp_threads][2];
   unsigned warp_round[max_threads / warp_threads];
@@ -385,6 +386,7 @@ CONVT3D_RUNTIME inline void require_filled(const void* source, size_t bytes, Sit
 
 // Finish the collective of `mask` if every lane in it that still lives has arrived; `last` is not woken, it is running.
 CONVT3D_RUNTIME inline bool finish_collective(unsigned warp, unsigned mask, const Thread* last, Combine combine) {
+  if (mask == 0xffffffffu && state.lanes_waiting[warp] < state.lanes_alive[warp]) return false;
   void* slots[warp_threads] = {};
   const Thread* first = nullptr;
   for (unsigned lane = 0; lane < warp_threads; ++lane) {
@@ -405,7 +407,7 @@ CONVT3D_RUNTIME inline bool finish_collective(unsigned warp, unsigned mask, cons
     slots[lane] = thread.slot;
   }
   combine(slots);
-  for (const void* slot : slots) state.in_collectives -= slot != nullptr;
+  for (const void* slot : slots) state.lanes_waiting[warp] -= slot != nullptr;
   ++state.warp_round[warp];
   begin_waking();
   bool behind = false;
@@ -439,7 +441,7 @@ CONVT3D_RUNTIME inline void warp_collective(unsigned mask, void* slot, Combine c
   self->slot = slot;
   self->sync = &state.warp_sync[state.set][warp][state.warp_round[warp] & 1u];
   self->state = State::at_warp;
-  ++state.in_collectives;
+  ++state.lanes_waiting[warp];
   pending_combine[warp][number % warp_threads] = combine;
   if (finish_collective(warp, mask, self, combine)) {
     tsan_release(self->sync);
@@ -456,8 +458,9 @@ CONVT3D_RUNTIME inline void finish_thread(Thread* thread) {
   --state.live;
   tsan_release(&state.launch_sync);
   if (state.waiting != 0 && state.waiting == state.live) open_barrier(nullptr);
-  if (state.in_collectives == 0) return;
   const unsigned number = static_cast<unsigned>(thread - state.threads), warp = number / warp_threads;
+  --state.lanes_alive[warp];
+  if (state.lanes_waiting[warp] == 0) return;
   for (unsigned lane = 0; lane < warp_threads; ++lane) {
     const unsigned other = warp * warp_threads + lane;
     if (other >= state.count) break;
@@ -594,7 +597,12 @@ CONVT3D_RUNTIME inline void run_block(uint64_t block_number) {
   state.is_eager = false;
   state.woken_from = 0;
   state.live = state.count;
-  state.next = state.waiting = state.in_collectives = state.ready_count = state.barrier_round = 0;
+  state.next = state.waiting = state.ready_count = state.barrier_round = 0;
+  for (unsigned warp = 0; warp * warp_threads < state.count; ++warp) {
+    const unsigned lanes = state.count - warp * warp_threads;
+    state.lanes_alive[warp] = lanes < warp_threads ? lanes : warp_threads;
+    state.lanes_waiting[warp] = 0;
+  }
   for (unsigned slot = 0; slot < 2; ++slot) state.barrier_arrived[slot] = state.barrier_votes[slot] = 0;
   for (unsigned i = 0; i < state.count; ++i) {
     state.threads[i].state = State::unstarted;

@@ -61,16 +61,29 @@ void ldmatrix(unsigned (&fragment)[matrices], const char* row, Site site, Combin
 
 // ---- mma ----
 
+// What 16 bits are as a number, by a table: to_accum would be much of a product's time.
+template <class T>
+struct Values16 {
+  float of[65536];
+  Values16() {
+    for (unsigned bits = 0; bits < 65536; ++bits) of[bits] = to_accum(T{static_cast<unsigned short>(bits)});
+  }
+};
+template <class T>
+inline const Values16<T> values16;
+
 struct Tf32Element {
   static constexpr unsigned per_register = 1;
-  CONVT3D_RUNTIME static double value(unsigned bits, unsigned) { return __uint_as_float(bits & ~0x1fffu); }
+  CONVT3D_RUNTIME __attribute__((always_inline)) static float value(unsigned bits, unsigned) {
+    return __uint_as_float(bits & ~0x1fffu);
+  }
 };
 
 template <class T>
 struct NarrowElement {
   static constexpr unsigned per_register = 2;
-  CONVT3D_RUNTIME static double value(unsigned bits, unsigned element) {
-    return to_accum(T{static_cast<unsigned short>(bits >> (16 * element))});
+  CONVT3D_RUNTIME __attribute__((always_inline)) static float value(unsigned bits, unsigned element) {
+    return values16<T>.of[bits >> (16 * element) & 0xffffu];
   }
 };
 
@@ -81,7 +94,7 @@ struct MmaSlot {
 };
 
 // fp32 by cutting off, as the tensor cores' adders do.
-CONVT3D_RUNTIME inline float cut_off(double exact) {
+CONVT3D_RUNTIME __attribute__((always_inline)) inline float cut_off(double exact) {
   unsigned long long bits;
   memcpy(&bits, &exact, sizeof bits);
   bits &= ~0x1fffffffull;  // what a double's significand has beyond that of fp32
@@ -89,28 +102,48 @@ CONVT3D_RUNTIME inline float cut_off(double exact) {
   return static_cast<float>(exact);
 }
 
+typedef float Floats4 __attribute__((vector_size(16)));
+typedef double Doubles4 __attribute__((vector_size(32)));
+
+// sums[row][column] += a[row][k] * b[k][column], one k after the other, in double: of so many rows, and 4 x `quads` columns.
+template <unsigned rows>
+CONVT3D_RUNTIME void add_products(Doubles4* sums, const float* a, unsigned depth, const float* b, unsigned quads) {
+  for (unsigned quad = 0; quad < quads; ++quad) {
+    Doubles4 own[rows];
+    for (unsigned row = 0; row < rows; ++row) own[row] = sums[row * quads + quad];
+    for (unsigned k = 0; k < depth; ++k) {
+      Floats4 narrow;
+      memcpy(&narrow, b + (k * quads + quad) * 4, sizeof narrow);
+      const Doubles4 columns = __builtin_convertvector(narrow, Doubles4);
+      for (unsigned row = 0; row < rows; ++row) own[row] += static_cast<double>(a[row * depth + k]) * columns;
+    }
+    for (unsigned row = 0; row < rows; ++row) sums[row * quads + quad] = own[row];
+  }
+}
+
 template <class Element>
 CONVT3D_RUNTIME void combine_mma(void* const (&slots)[warp_threads]) {
   require_all_lanes(slots, "mma.sync");
   constexpr unsigned each = Element::per_register, depth = 8 * each;
-  double a[16][depth], b[depth][8];
+  float a[16 * depth], b[depth * 8];
   for (unsigned lane = 0; lane < warp_threads; ++lane) {
     const MmaSlot* slot = static_cast<const MmaSlot*>(slots[lane]);
     const unsigned g = lane / 4, t = lane % 4;
     for (unsigned e = 0; e < each; ++e) {
-      for (unsigned r = 0; r < 4; ++r) a[g + 8 * (r % 2)][4 * each * (r / 2) + each * t + e] = Element::value(slot->a[r], e);
-      for (unsigned r = 0; r < 2; ++r) b[4 * each * r + each * t + e][g] = Element::value(slot->b[r], e);
+      for (unsigned r = 0; r < 4; ++r) {
+        a[(g + 8 * (r % 2)) * depth + 4 * each * (r / 2) + each * t + e] = Element::value(slot->a[r], e);
+      }
+      for (unsigned r = 0; r < 2; ++r) b[(4 * each * r + each * t + e) * 8 + g] = Element::value(slot->b[r], e);
     }
   }
-  double sums[16][8] = {};
-  for (unsigned row = 0; row < 16; ++row) {
-    for (unsigned k = 0; k < depth; ++k) {
-      for (unsigned column = 0; column < 8; ++column) sums[row][column] += a[row][k] * b[k][column];
-    }
-  }
+  Doubles4 sums[16][2] = {};
+  for (unsigned row = 0; row < 16; row += 2) add_products<2>(sums[row], a + row * depth, depth, b, 2);
   for (unsigned lane = 0; lane < warp_threads; ++lane) {
     float* c = static_cast<const MmaSlot*>(slots[lane])->c;
-    for (unsigned r = 0; r < 4; ++r) c[r] = cut_off(c[r] + sums[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2]);
+    for (unsigned r = 0; r < 4; ++r) {
+      const unsigned column = 2 * (lane % 4) + r % 2;
+      c[r] = cut_off(c[r] + sums[lane / 4 + 8 * (r / 2)][column / 4][column % 4]);
+    }
   }
 }
 

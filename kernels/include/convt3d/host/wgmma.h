@@ -17,27 +17,15 @@ typedef float operand_t;
 #endif
 constexpr int operand_k = 32 / static_cast<int>(sizeof(operand_t));
 
-// What an element is read as: TF32 without its low bits, 16 bits by a table, for to_accum is much of a product's time.
-struct OperandValues {
-  float of[sizeof(operand_t) == 2 ? 65536 : 1];
-  OperandValues() {
-    operand_t element{};
-    for (unsigned bits = 0; sizeof element == 2 && bits < 65536; ++bits) {
-      memcpy(&element, &bits, sizeof element);
-      of[bits] = to_accum(element);
-    }
-  }
-};
-inline const OperandValues operand_values;
-
+// What an element is read as: TF32 without its low bits.
 __forceinline__ float operand_value(const operand_t& element) {
-  unsigned bits = 0;
-  memcpy(&bits, &element, sizeof element);
-  if (sizeof(operand_t) == 2) return operand_values.of[bits];
-  bits &= 0xffffe000u;
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
+  if constexpr (sizeof(operand_t) == 2) {
+    unsigned short bits;
+    memcpy(&bits, &element, sizeof bits);
+    return values16<operand_t>.of[bits];
+  } else {
+    return Tf32Element::value(same_bits<unsigned>(element), 0);
+  }
 }
 
 // Registers of a thread that products use, as wgmma has them: what they held at the thread's last fence, and while products are in flight
@@ -63,7 +51,7 @@ struct PendingProduct {
 };
 
 struct ProductQueue {
-  unsigned block_serial, committed, count;
+  unsigned block_serial, committed, count, finished;
   PendingProduct products[256];
   bool is_fenced;  // at all
   Registers* registers;
@@ -90,7 +78,7 @@ CONVT3D_RUNTIME inline ProductQueue& product_queue() {
   ProductQueue& queue = product_queues[current - state.threads];
   if (queue.block_serial != state.block_serial) {
     queue.block_serial = state.block_serial;
-    queue.committed = queue.count = queue.used = 0;
+    queue.committed = queue.count = queue.finished = queue.used = 0;
     queue.is_fenced = false;
     state.at_end[2] = require_no_products;
   }
@@ -168,8 +156,6 @@ inline void load_operand(unsigned descriptor, size_t row_step, int row, float (&
   }
 }
 
-typedef double Pair __attribute__((vector_size(16)));  // of two rows
-
 // Where an operand's cores lie: `rows` / 8 of them, `row_step` apart, and so many again for the second half of K.
 template <class Action>
 CONVT3D_RUNTIME void for_cores(unsigned descriptor, size_t row_step, int rows, Action action) {
@@ -195,19 +181,6 @@ CONVT3D_RUNTIME inline Digest digest_of(const PendingProduct& product) {
   return digest;
 }
 
-// The sums so far, from a product's registers or back.
-CONVT3D_RUNTIME inline void exchange_sums(const PendingProduct& product, float (&sums)[128], bool back) {
-  volatile unsigned* seen = product_queue().registers[product.sums].seen;
-  volatile float* own = sums;
-  for (int i = 0; i < product.columns / 2; ++i) {
-    if (back) {
-      seen[i] = __float_as_uint(own[i]);
-    } else {
-      own[i] = __uint_as_float(seen[i]);
-    }
-  }
-}
-
 // Where the sums belong when this was the last product in flight that makes them.
 CONVT3D_RUNTIME inline float* end_product(const PendingProduct& product) {
   ProductQueue& queue = product_queue();
@@ -216,10 +189,61 @@ CONVT3D_RUNTIME inline float* end_product(const PendingProduct& product) {
   return --registers.in_flight == 0 ? reinterpret_cast<float*>(registers.place) : nullptr;
 }
 
+// How many columns a lane has, a quarter of a product's, in whole vectors.
+CONVT3D_RUNTIME inline int padded_width(const PendingProduct& product) { return (product.columns / 4 + 3) / 4 * 4; }
+
+// A lane's rows of A times its columns of B, added to its sums: of every eight columns two, first of the upper row, then of the lower.
+CONVT3D_RUNTIME inline void add_to_sums(unsigned* seen, const PendingProduct& product, const float* a, const float* b) {
+  const unsigned width = static_cast<unsigned>(product.columns) / 4, quads = static_cast<unsigned>(padded_width(product)) / 4;
+  Doubles4 wide[2 * 16];
+  double* const sums = reinterpret_cast<double*>(wide);
+  for (unsigned half = 0; half < 2; ++half) {
+    double* const own = sums + half * quads * 4;
+    for (unsigned i = 0; i < quads * 4; ++i) {
+      own[i] = product.accumulate && i < width ? __uint_as_float(seen[i / 2 * 4 + half * 2 + i % 2]) : 0.0f;
+    }
+  }
+  add_products<2>(wide, a, operand_k, b, quads);
+  for (unsigned half = 0; half < 2; ++half) {
+    const double* const own = sums + half * quads * 4;
+    for (unsigned i = 0; i < width; ++i) seen[i / 2 * 4 + half * 2 + i % 2] = __float_as_uint(cut_off(own[i]));
+  }
+}
+
+// Columns of B as the first lane of a warp found them that came to wait for a product: the others are to wait for it at the same time.
+// Of every eight columns two are a lane's; those of one kind of lanes lie together, filled up to vectors.
+struct OperandColumns {
+  unsigned block_serial, number, descriptor;
+  int columns;
+  float values[operand_k * 256];
+};
+inline OperandColumns* operand_columns[max_threads / warp_threads][sizeof(ProductQueue::products) / sizeof(PendingProduct)];
+
+inline const float* columns_of(const PendingProduct& product, unsigned warp, unsigned number) {
+  OperandColumns*& kept = operand_columns[warp][number % (sizeof operand_columns[0] / sizeof kept)];
+  if (kept == nullptr) kept = static_cast<OperandColumns*>(calloc(1, sizeof *kept));
+  OperandColumns& own = *kept;
+  if (own.block_serial == state.block_serial && own.number == number && own.descriptor == product.b &&
+      own.columns == product.columns) {
+    return own.values;
+  }
+  own.block_serial = state.block_serial, own.number = number, own.descriptor = product.b, own.columns = product.columns;
+  const int width = padded_width(product);
+  for (int column = 0; column < product.columns; ++column) {
+    float values[operand_k];
+    load_operand(product.b, 128, column, values);
+    for (int k = 0; k < operand_k; ++k) {
+      own.values[(column % 8 / 2 * operand_k + k) * width + column / 8 * 2 + column % 2] = values[k];
+    }
+  }
+  return own.values;
+}
+
 inline void multiply(const PendingProduct& product) {
-  const int thread = static_cast<int>(current - state.threads) % 128, lane = thread % 32;
+  const unsigned number = static_cast<unsigned>(current - state.threads);
+  const int thread = static_cast<int>(number % 128), lane = thread % 32;
   const int row = thread / 32 * 16 + lane / 4;
-  float a[2][operand_k], b[2][operand_k];
+  float a[2][operand_k];
   if (product.registers == nullptr) {
     load_operand(product.a, product.row_step, row, a[0]);
     load_operand(product.a, product.row_step, row + 8, a[1]);
@@ -236,32 +260,16 @@ inline void multiply(const PendingProduct& product) {
   if (thread == 0 && digest_of(product) != product.digest) {
     refuse_product("stale stage", product.site, "reads shared memory that was written over before it had ended");
   }
-  float sums[128];
-  exchange_sums(product, sums, false);
-  Pair rows[operand_k];
-  for (int k = 0; k < operand_k; ++k) rows[k] = Pair{a[0][k], a[1][k]};
-  for (int tile = 0; tile < product.columns / 8; ++tile) {
-    float* d = sums + tile * 4;
-    load_operand(product.b, 128, tile * 8 + lane % 4 * 2, b[0]);
-    load_operand(product.b, 128, tile * 8 + lane % 4 * 2 + 1, b[1]);
-    Pair left{}, right{};
-    if (product.accumulate) left = Pair{d[0], d[2]}, right = Pair{d[1], d[3]};
-    for (int k = 0; k < operand_k; ++k) {
-      left += rows[k] * static_cast<double>(b[0][k]);
-      right += rows[k] * static_cast<double>(b[1][k]);
-    }
-    for (int half = 0; half < 2; ++half) {
-      d[half * 2] = cut_off(left[half]);
-      d[half * 2 + 1] = cut_off(right[half]);
-    }
-  }
-  exchange_sums(product, sums, true);
+  ProductQueue& queue = product_queue();
+  const float* const b = columns_of(product, number / warp_threads, queue.finished++);
+  add_to_sums(queue.registers[product.sums].seen, product, a[0], b + lane % 4 * operand_k * padded_width(product));
   float* const d = end_product(product);
-  for (int i = 0; d != nullptr && i < product.columns / 2; ++i) {
+  if (d == nullptr) return;
+  for (int i = 0; i < product.columns / 2; ++i) {
     if (__float_as_uint(d[i]) != ~0u) {
       refuse_product("product in flight", product.site, "has sums that were touched before they had been waited for");
     }
-    memcpy(&d[i], &sums[i], sizeof sums[i]);
+    memcpy(&d[i], &queue.registers[product.sums].seen[i], sizeof d[i]);
   }
 }
 
