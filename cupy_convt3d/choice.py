@@ -37,13 +37,13 @@ ORDER = {
 }
 
 # What costs its launch and little more on a GPU: 2**22 FLOP take the slowest plain kernel 14 us on an H100 (0.3 TFLOP/s), 1 MiB lies in
-# the L2 cache, and a sum may be one thread's work. Such a problem gets a kernel that packs nothing and is not compiled anew for each
-# geometry, so the first call is quick too. torch's tensors go to torch's operator: a call of a tiny layer costs the host 33 us by
-# torch's module and 46 by our kernel there, with the gradients 264 and 427. wgrad is not among them: its kernel is two launches, and
-# on an H100 took 20 us where cuDNN took 10.
+# the L2 cache, and a sum may be one thread's work, up to so many products (208 took it 50 us on an H200). Such a problem gets a kernel
+# that packs nothing and is not compiled anew for each geometry, so the first call is quick too. torch's tensors go to torch's operator: a
+# call of a tiny layer costs the host 33 us by torch's module and 46 by our kernel there, with the gradients 264 and 427. wgrad is not
+# among them: its kernel is two launches, and on an H100 took 20 us where cuDNN took 10.
 # On a CPU each thread of a block that meets a barrier gets a stack of its own; up to HOST_BOUND_FLOP a plain kernel, which has none, is
 # through before that.
-LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**10
+LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**7
 HOST_BOUND_FLOP = 2**18
 # Kernels that a first-call trial is worth: so many, of those predicted to take no more than so many times what the best of them, or
 # torch's operator, is predicted to take.
@@ -61,15 +61,14 @@ def check_options(algorithm: object, fp32_precision: object, backend: object) ->
         raise ProblemTypeError(f"backend={shown(backend)}: must be None or a name")
 
 
-def is_launch_bound(problem: Problem, pass_name: str, itemsize: int, most_flop: int = LAUNCH_BOUND_FLOP) -> bool:
-    """Whether a problem is so small that a pass takes no longer than its launch, given the FLOP of which that is so."""
+def is_launch_bound(problem: Problem, pass_name: str, itemsize: int, on_gpu: bool = True) -> bool:
+    """Whether a problem is so small that a pass takes no longer than its launch."""
+    if pass_name not in _LAUNCH_BOUND or problem.compulsory_bytes(itemsize, pass_name) > LAUNCH_BOUND_BYTES:
+        return False
+    if not on_gpu:
+        return problem.flop <= HOST_BOUND_FLOP
     shapes, written = problem.shapes(pass_name)
-    return (
-        pass_name in _LAUNCH_BOUND
-        and problem.flop <= most_flop
-        and problem.compulsory_bytes(itemsize, pass_name) <= LAUNCH_BOUND_BYTES
-        and problem.flop <= 2 * LAUNCH_BOUND_PRODUCTS * math.prod(shapes[written])
-    )
+    return problem.flop <= min(LAUNCH_BOUND_FLOP, 2 * LAUNCH_BOUND_PRODUCTS * math.prod(shapes[written]))
 
 
 class Candidate(NamedTuple):
@@ -163,7 +162,7 @@ class Automatic:
         if self.tuned is not None:
             return (f"database: the quickest on this very problem, {self.tuned.elapsed_ms:.4g} ms on {self.tuned.device}",)
         flop = f"{LAUNCH_BOUND_FLOP} FLOP ({HOST_BOUND_FLOP} on a CPU)"
-        limits = f"at most {flop}, {LAUNCH_BOUND_BYTES} bytes and {LAUNCH_BOUND_PRODUCTS} products a sum"
+        limits = f"at most {flop}, {LAUNCH_BOUND_BYTES} bytes and on a GPU {LAUNCH_BOUND_PRODUCTS} products a sum"
         small = [f"costs its launch and little more: {limits}"] if self.launch_bound else []
         return ("database: nothing for this problem", *small)
 
@@ -389,8 +388,7 @@ def _choose(
     if tuned is not None:
         return Automatic(tuned.kernel, tuned.instance, tuned)
     dtype = DTYPES.get(question.precision)  # None for complex numbers: no kernel has them, and the reasons say so
-    most_flop = HOST_BOUND_FLOP if arch is None else LAUNCH_BOUND_FLOP
-    if dtype is not None and is_launch_bound(problem, question.pass_name, dtype.itemsize, most_flop):
+    if dtype is not None and is_launch_bound(problem, question.pass_name, dtype.itemsize, on_gpu=arch is not None):
         kernel = known.get(_LAUNCH_BOUND[question.pass_name])
         instance = None if kernel is None else _instance_for(kernel, problem, question.precision, arch, limits)[0]
         if kernel is not None and instance is not None and kernel.deterministic:

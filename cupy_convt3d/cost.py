@@ -152,7 +152,7 @@ class LibraryCost:
     Attributes:
         scales: by trait, how much of a difference is a large one.
         signal, noise: variances, of what depends on the traits and of what does not.
-        low: in 19 of 20 held-out layers it took longer than exp(low x standard deviation) times the prediction: a kernel has to beat
+        low: in 17 of 20 held-out layers it took longer than exp(low x standard deviation) times the prediction: a kernel has to beat
             quick algorithms.
         ms: what it took, in the order of `LibraryCosts.problems`; None where that was not timed.
     """

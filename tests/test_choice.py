@@ -343,10 +343,10 @@ LAUNCH_BOUND = Problem(1, 4, 4, 4, 3)
         (Problem(1, 1, 1, 63, 1), "fprop", 2, True),
         (Problem(1, 1, 1, 65, 1), "fprop", 2, False),  # bytes
         (Problem(1, 1, 1, 63, 1), "fprop", 4, False),  # bytes
-        (Problem(1, 1024, 2, 1, 1), "fprop", 4, True),
-        (Problem(1, 1025, 2, 1, 1), "fprop", 4, False),  # products a sum
-        (Problem(1, 1025, 2, 1, 1), "dgrad", 4, True),
-        (Problem(1, 2, 1025, 1, 1), "dgrad", 4, False),  # products a sum
+        (Problem(1, 128, 2, 1, 1), "fprop", 4, True),
+        (Problem(1, 129, 2, 1, 1), "fprop", 4, False),  # products a sum
+        (Problem(1, 129, 2, 1, 1), "dgrad", 4, True),
+        (Problem(1, 2, 129, 1, 1), "dgrad", 4, False),  # products a sum
         (WIDE, "fprop", 4, False),
     ],
 )
@@ -366,6 +366,8 @@ def test_a_launch_bound_problem_gets_a_plain_kernel(pass_name: str, precision: s
     assert choose(on("sm_90a"), pass_name, larger, precision).launch_bound
     assert not choose(on(None), pass_name, larger, precision).launch_bound, "a CPU computes this far longer than it launches"
     assert choose(on(None), pass_name, Problem(1, 2, 2, 4, 3, 2), precision).launch_bound
+    deep = Problem(1, 256, 256, 1, 1)
+    assert choose(on(None), pass_name, deep, precision).launch_bound and not choose(on("sm_90a"), pass_name, deep, precision).launch_bound
 
 
 def test_a_launch_bound_problem_of_torchs_tensors_is_left_to_torch(
@@ -384,7 +386,7 @@ def test_a_launch_bound_problem_of_torchs_tensors_is_left_to_torch(
     assert chosen(CupyLibrary()) is registry.kernel("fprop_gather")
     assert main(["info", "--why", str(LAUNCH_BOUND)]) == 0
     why = capsys.readouterr().out.split("  fprop tf32 ncdhw: ")[1].split("  fprop tf32 channels_last: ")[0]
-    assert "costs its launch and little more: at most 4194304 FLOP (262144 on a CPU), 1048576 bytes and 1024 products a sum" in why
+    assert "costs its launch and little more: at most 4194304 FLOP (262144 on a CPU), 1048576 bytes and on a GPU 128 products a sum" in why
     assert "torch's own operator" in why and "queueing torch's operator costs the host no more" in why
     measured = entry("fprop_tiled", problem=LAUNCH_BOUND, median_ms=0.01, with_packing_ms=0.01)
     library = replace(measured, kernel="library", digest="", median_ms=0.02, with_packing_ms=0.02)

@@ -34,7 +34,7 @@ FEWEST, FEWEST_OF_LIBRARY = 4, 20  # layers that a kernel's instance, and torch'
 FOLDS = 6
 ROUNDS = 6  # of reweighting
 HUBER = 0.3  # errors of the logarithm beyond which a sample counts for less
-LOW = 0.05  # of held-out layers torch's operator is quicker than `LibraryCost.low` says
+LOW = 0.15  # of held-out layers torch's operator is quicker than `LibraryCost.low` says
 SMALL = 1e-4  # coefficients below it are left out
 MOST_CONFIGURATIONS, GAIN = 6, 0.005  # of an instance that are kept; what one more has to bring, of the logarithm of the time
 
