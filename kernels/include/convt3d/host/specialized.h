@@ -31,8 +31,8 @@ CONVT3D_RUNTIME inline void same_constant(const OnGpu& on_gpu, const Here& here,
   }
   if (same) return;
   describe_failure(
-      "specialization: %s at %s:%d is another with the numbers of [specialize]: a GPU's binary is compiled for a wrong number", name,
-      file, line);
+      "specialization: %s at %s:%d is another with the numbers of [specialize]: a GPU's binary is compiled for a wrong number",
+      name, file, line);
   abandon_block();
 }
 
