@@ -219,7 +219,8 @@ struct OperandColumns {
 };
 inline OperandColumns* operand_columns[max_threads / warp_threads][sizeof(ProductQueue::products) / sizeof(PendingProduct)];
 
-inline const float* columns_of(const PendingProduct& product, unsigned warp, unsigned number) {
+// The lanes share these, so only reading the operand is for the sanitizers to see.
+CONVT3D_RUNTIME inline const float* columns_of(const PendingProduct& product, unsigned warp, unsigned number) {
   OperandColumns*& kept = operand_columns[warp][number % (sizeof operand_columns[0] / sizeof kept)];
   if (kept == nullptr) kept = static_cast<OperandColumns*>(calloc(1, sizeof *kept));
   OperandColumns& own = *kept;
@@ -237,6 +238,23 @@ inline const float* columns_of(const PendingProduct& product, unsigned warp, uns
     }
   }
   return own.values;
+}
+
+// The sums with this product's; where it was the last in flight that makes them, they go to where they belong. Queues are of one block
+// after another, which the thread sanitizer sees no order between.
+CONVT3D_RUNTIME inline void take_product(const PendingProduct& product, unsigned warp, int lane, const float* a) {
+  ProductQueue& queue = product_queue();
+  const float* const b = columns_of(product, warp, queue.finished++);
+  unsigned* const seen = queue.registers[product.sums].seen;
+  add_to_sums(seen, product, a, b + lane % 4 * operand_k * padded_width(product));
+  float* const d = end_product(product);
+  if (d == nullptr) return;
+  for (int i = 0; i < product.columns / 2; ++i) {
+    if (__float_as_uint(d[i]) != ~0u) {
+      refuse_product("product in flight", product.site, "has sums that were touched before they had been waited for");
+    }
+    memcpy(&d[i], &seen[i], sizeof d[i]);
+  }
 }
 
 inline void multiply(const PendingProduct& product) {
@@ -260,17 +278,7 @@ inline void multiply(const PendingProduct& product) {
   if (thread == 0 && digest_of(product) != product.digest) {
     refuse_product("stale stage", product.site, "reads shared memory that was written over before it had ended");
   }
-  ProductQueue& queue = product_queue();
-  const float* const b = columns_of(product, number / warp_threads, queue.finished++);
-  add_to_sums(queue.registers[product.sums].seen, product, a[0], b + lane % 4 * operand_k * padded_width(product));
-  float* const d = end_product(product);
-  if (d == nullptr) return;
-  for (int i = 0; i < product.columns / 2; ++i) {
-    if (__float_as_uint(d[i]) != ~0u) {
-      refuse_product("product in flight", product.site, "has sums that were touched before they had been waited for");
-    }
-    memcpy(&d[i], &queue.registers[product.sums].seen[i], sizeof d[i]);
-  }
+  take_product(product, number / warp_threads, lane, a[0]);
 }
 
 // A product may begin at once, so the bulk copies that write its operand must have been waited for.
