@@ -5,7 +5,7 @@
 Both copies have the same parameters. They take turns, step by step, so that a warm card or a busy host slows both alike; each step is
 timed by CUDA events around all of it, the host's part too. `cudnn.benchmark` is on. A training step is forward, loss, backward and SGD;
 in bf16 forward and loss run under autocast. Figures are medians in milliseconds; `ratio` is converted / torch, with the 95% interval of
-that median by resampling. The outputs of both are compared before anything is timed. Needs monai for two of the models.
+that median by resampling: steps are timed until it is narrower than 0.02, for 5 s at most. The outputs of both are compared before anything is timed. Needs monai for two of the models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from cupy_convt3d.backends.cuda import CudaBackend
 from cupy_convt3d.lab.bench.measure import Bench
 from cupy_convt3d.lab.bench.provenance import provenance, write_json
 
-WARM_UP, LEAST, MOST, BUDGET_MS = 4, 20, 100, 1500.0
+WARM_UP, LEAST, MOST, BUDGET_MS = 4, 20, 600, 5000.0
+NARROW = 0.02  # an interval of the ratio that is good enough
 PRECISIONS = ("fp32", "tf32", "bf16")
 nn = torch.nn
 
@@ -117,7 +118,7 @@ def in_turn_ms(calls: list[Callable[[], object]]) -> list[list[float]]:
         for call in calls:
             call()
     torch.cuda.synchronize()
-    while len(times[0]) < LEAST or (len(times[0]) < MOST and sum(map(sum, times)) < BUDGET_MS):
+    while not is_enough(times):
         for found, call in zip(times, calls, strict=True):
             torch.cuda.synchronize()
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -127,6 +128,15 @@ def in_turn_ms(calls: list[Callable[[], object]]) -> list[list[float]]:
             stop.synchronize()
             found.append(start.elapsed_time(stop))
     return times
+
+
+def is_enough(times: list[list[float]]) -> bool:
+    """Whether so many times of two calls say how they compare."""
+    count = len(times[0])
+    if count % LEAST or not count:
+        return False
+    low, high = interval(*times)
+    return high - low < NARROW or count >= MOST or sum(map(sum, times)) >= BUDGET_MS
 
 
 def interval(theirs: list[float], ours: list[float]) -> tuple[float, float]:

@@ -58,7 +58,7 @@ def test_useful_work_a_second_has_no_cliff(base: str, precision: str) -> None:
     listed = dict(walks(Problem.parse(base)))
     every = dict.fromkeys(problem for walk in listed.values() for problem in walk)
     taken = {(problem, layout): choose(bench.backend, "fprop", problem, precision, layout) for problem in every for layout in LAYOUTS}
-    bench.build((one.kernel, problem, one.instance) for (problem, _), one in taken.items() if one.kernel is not None)
+    bench.build((one.kernel, problem, one.instance, layout) for (problem, layout), one in taken.items() if one.kernel is not None)
     rates: dict[tuple[Problem, str], float] = {}
     with torch_settings(bench.torch, precision), ct.no_trials():
         for problem in every:

@@ -236,6 +236,7 @@ def test_system_002_trains(device: str, ieee: None) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.alone  # it fills a GPU's memory
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_passes_at_its_full_size(path: Path) -> None:
     verdict = kernelbench.examine(path, path)

@@ -204,8 +204,8 @@ class Match:
         """Return the finding by the name of its cause, where that can be told."""
         if wrong.kind != "wrong result" or found.tree != expected.tree:
             return wrong
-        if self._earlier and found.same_bits(self._earlier[0]) and not expected.same_bits(self._earlier[1]):
-            return Wrong("cached output", f"{wrong.detail} (the bits of the output before)")
+        if self._earlier and found.is_near(self._earlier[0]) and not expected.is_near(self._earlier[1]):
+            return Wrong("cached output", f"{wrong.detail} (it is the output before)")
         if self._asked_late:
             return wrong
         self._asked_late = True
