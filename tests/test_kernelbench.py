@@ -5,8 +5,10 @@ The cheats are in `test_hostile_models`.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,26 @@ class ModelNew(nn.Module):
     verdict = kernelbench.examine(reference, candidate)
     assert verdict.passed, str(verdict)
     assert "does not load Model's state_dict" in verdict.notes[0]
+
+
+def test_what_is_handed_over_is_not_kept() -> None:
+    """Outputs of a gigabyte, call after call, fill a GPU if each lives until Python looks for cycles."""
+    from cupy_convt3d.lab.kernelbench.memory import flatten, size_of, store, unflatten
+
+    value = {"y": [torch.arange(3.0), (torch.ones(2, 2, dtype=torch.bfloat16), 1.5)]}
+    gone = weakref.ref(value["y"][0])
+    gc.disable()
+    try:
+        tree, tensors = flatten(value)
+        assert size_of(tree) == 3 * 256 and [t.numel() for t in tensors] == [3, 4, 1]
+        memory = torch.zeros(size_of(tree), dtype=torch.uint8)
+        store(tensors, tree, memory)
+        again = unflatten(tree, memory)
+        assert torch.equal(again["y"][0], value["y"][0]) and again["y"][1][1] == 1.5
+        del value, tensors
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_files_that_cannot_be_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

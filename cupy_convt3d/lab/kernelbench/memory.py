@@ -104,35 +104,37 @@ def flatten(value: Any) -> tuple[Tree, list[torch.Tensor]]:
         TypeError: it holds something that is neither a tensor, a number, a string, None, nor a list, tuple or dictionary of such.
     """
     tensors: list[torch.Tensor] = []
+    tree = _node(value, tensors)
     place = 0
+    for _, leaf in leaves(tree):
+        leaf["at"] = place
+        place += _aligned(_bytes_of(leaf))
+    return tree, tensors
 
-    def node(value: Any) -> Tree:
-        nonlocal place
-        if isinstance(value, float):
-            return node(torch.tensor(value, dtype=torch.float64)) | {"type": "float"}
-        if isinstance(value, torch.Tensor):
-            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-            if value.layout != torch.strided or value.is_quantized:
-                raise TypeError(f"a tensor of layout {value.layout}{' (quantized)' * value.is_quantized} cannot be handed over")
-            tree = {
-                "type": "Tensor" if plain else type(value).__name__,
-                "dtype": str(value.dtype).removeprefix("torch."),
-                "shape": list(value.shape),
-                "device": value.device.type,
-                "at": place,
-            }
-            tensors.append(value)
-            place += _aligned(value.numel() * value.element_size())
-            return tree
-        if value is None or isinstance(value, (bool, int, str)):
-            return {"type": type(value).__name__, "value": value}
-        if isinstance(value, (list, tuple)):
-            return {"type": "tuple" if isinstance(value, tuple) else "list", "items": [node(item) for item in value]}
-        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return {"type": "dict", "items": {key: node(item) for key, item in value.items()}}
-        raise TypeError(f"a {type(value).__name__} cannot be handed to another process")
 
-    return node(value), tensors
+def _node(value: Any, tensors: list[torch.Tensor]) -> Tree:
+    # Not a function within the other: that would refer to itself, and keep gigabytes of tensors until Python looks for cycles.
+    if isinstance(value, float):
+        return _node(torch.tensor(value, dtype=torch.float64), tensors) | {"type": "float"}
+    if isinstance(value, torch.Tensor):
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+        if value.layout != torch.strided or value.is_quantized:
+            raise TypeError(f"a tensor of layout {value.layout}{' (quantized)' * value.is_quantized} cannot be handed over")
+        tensors.append(value)
+        return {
+            "type": "Tensor" if plain else type(value).__name__,
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+            "device": value.device.type,
+            "at": 0,
+        }
+    if value is None or isinstance(value, (bool, int, str)):
+        return {"type": type(value).__name__, "value": value}
+    if isinstance(value, (list, tuple)):
+        return {"type": "tuple" if isinstance(value, tuple) else "list", "items": [_node(item, tensors) for item in value]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"type": "dict", "items": {key: _node(item, tensors) for key, item in value.items()}}
+    raise TypeError(f"a {type(value).__name__} cannot be handed to another process")
 
 
 def leaves(tree: Tree, name: str = "") -> list[tuple[str, Tree]]:
