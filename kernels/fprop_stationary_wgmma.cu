@@ -25,7 +25,7 @@ PADDING_W = "padding_w"
 DILATION_D = "dilation_d"
 DILATION_H = "dilation_h"
 DILATION_W = "dilation_w"
-OUTPUT_LAYOUT = "output_layout if patch_w == 64 else 0"
+OUTPUT_LAYOUT = "output_layout if in_rows else 0"
 
 [constants]
 # Small groups may be put together as one of more channels, whose weights from group to group are zero.
@@ -48,11 +48,27 @@ all_cells = "2 * ceil_div(set_inputs * itemsize, 32)"
 chunks = "ceil_div(all_cells, CHUNK_CELLS)"
 chunk_cells = "2 * ceil_div(all_cells, 2 * chunks)"
 
-# Output blocks of stride_d x stride_h x stride_w. A warpgroup has 64 of a row, or 8 x 8 where rows would leave more of them over.
+# Tap t reads the input (padding - t*dilation) / stride, rounded up, ahead of the output block; the last tap the lowest.
+lowest_d = "-(((kernel_d - 1) * dilation_d - padding_d) // stride_d)"
+lowest_h = "-(((kernel_h - 1) * dilation_h - padding_h) // stride_h)"
+lowest_w = "-(((kernel_w - 1) * dilation_w - padding_w) // stride_w)"
+window_d = "CONSUMERS + ceil_div(padding_d, stride_d) - lowest_d"
+more_h = "ceil_div(padding_h, stride_h) - lowest_h"
+more_w = "ceil_div(padding_w, stride_w) - lowest_w"
+tap_bytes = "kernel_d * kernel_h * kernel_w * chunks * chunk_cells * 128"
+
+# Output blocks of stride_d x stride_h x stride_w. A warpgroup has a patch of 64: whole rows, or 64 of one, which are stored as runs; or 8 x 8
+# where rows need more than 5/4 of the tiles (twice as many where 8 x 8 could not store pairs), or more than shared memory.
 blocks_d = "ceil_div(output_d, stride_d)"
 blocks_h = "ceil_div(output_h, stride_h)"
 blocks_w = "ceil_div(output_w, stride_w)"
-patch_w = "64 if 64 * ceil_div(blocks_w, 64) * blocks_h <= 64 * ceil_div(blocks_w, 8) * ceil_div(blocks_h, 8) else 8"
+row_w = "16 if blocks_w <= 16 else 32 if blocks_w <= 32 else 64"
+row_h = "64 // row_w"
+row_tiles = "ceil_div(blocks_w, row_w) * ceil_div(blocks_h, row_h)"
+row_bytes = "32 * chunk_cells * (window_d * (row_h + more_h) * (row_w + more_w) + 1) + CONSUMERS * 8 * (64 * stride_w * itemsize + 16 * row_h)"
+most_tiles = "ceil_div(blocks_w, 8) * ceil_div(blocks_h, 8) * (5 if stride_w == 2 and output_w % 2 == 0 else 8)"
+in_rows = "4 * row_tiles <= most_tiles and tap_bytes + row_bytes <= 231424"
+patch_w = "row_w if in_rows else 8"
 patch_h = "64 // patch_w"
 tiles_d = "ceil_div(blocks_d, CONSUMERS)"
 tiles_h = "ceil_div(blocks_h, patch_h)"
@@ -61,20 +77,11 @@ units = "sets * batch * tiles_d * tiles_h * tiles_w"
 # Where blocks have many tiles, the launch begins behind the one that packs, not beside it.
 beside = "1 if units <= 16 * multiprocessors else 0"
 
-# Tap t reads the input (padding - t*dilation) / stride, rounded up, ahead of the output block; the last tap the lowest.
-lowest_d = "-(((kernel_d - 1) * dilation_d - padding_d) // stride_d)"
-lowest_h = "-(((kernel_h - 1) * dilation_h - padding_h) // stride_h)"
-lowest_w = "-(((kernel_w - 1) * dilation_w - padding_w) // stride_w)"
-window_d = "CONSUMERS + ceil_div(padding_d, stride_d) - lowest_d"
-window_h = "patch_h + ceil_div(padding_h, stride_h) - lowest_h"
-window_w = "patch_w + ceil_div(padding_w, stride_w) - lowest_w"
-positions = "window_d * window_h * window_w // 2 * 2 + 1"
-
-tap_bytes = "kernel_d * kernel_h * kernel_w * chunks * chunk_cells * 128"
+positions = "window_d * (patch_h + more_h) * (patch_w + more_w) // 2 * 2 + 1"
 weight_bytes = "tap_bytes * tile8"
 stage_bytes = "16 * chunk_cells * positions"
-# Outputs on their way: 64 blocks of a row of each channel, and room to begin anywhere in 16 bytes.
-eight_runs = "(64 * stride_w * itemsize + 16) * 8 if patch_w == 64 else 0"
+# Outputs on their way: a patch's rows of each channel, and room for each to begin anywhere in 16 bytes.
+eight_runs = "8 * (64 * stride_w * itemsize + 16 * patch_h) if in_rows else 0"
 run_bytes = "eight_runs * tile8"
 runs = "2 if 1024 + weight_bytes + 2 * stage_bytes + 2 * CONSUMERS * run_bytes <= 232448 else 1"
 memory = "231424 - weight_bytes - CONSUMERS * runs * run_bytes"
@@ -121,8 +128,8 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 // channels into cells of 16 bytes. Small groups may be put together as one, whose weights from group to group are zero: then a NaN in one reaches
 // the others.
 //
-// In NCDHW a row of 64 blocks is put together in shared memory for each channel, at the place in 16 bytes that it has in the output, and
-// stored 16 bytes a thread whatever it begins at. Its ends share 32 bytes with neighbours: such a piece must be made whole soon, or the cache
+// In NCDHW rows of 16, 32 or 64 blocks are put together in shared memory for each channel, at the place in 16 bytes that they have in the
+// output, and stored 16 bytes a thread whatever they begin at. Their ends share 32 bytes with neighbours: such a piece must be made whole soon, or the cache
 // writes it to memory twice. So blocks of threads take neighbouring tiles at the same time, and stores keep the order they are written in.
 
 #ifndef WGMMA_TILES  // set by the problem; these are for a look at the compiler's output, and the headers use one
@@ -504,18 +511,17 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
 #endif
   const int warpgroup = warp / 4;
   float sums[SPECIALIZED(classes * class_sums, 128)];
-  // How outputs are stored: rows of 64 blocks through shared memory, pairs of neighbours along w, pairs of channels, or one by one.
-  const bool in_runs = row_blocks == 64 && output.stride[4] == 1;
+  // How outputs are stored: rows of 16 blocks and more through shared memory, pairs of neighbours along w, pairs of channels, or one by one.
+  const bool in_runs = row_blocks > 8 && output.stride[4] == 1;
   const bool even_rows = stride_w == 2 && rows_aligned(output, 4, 2) && problem.output_size[2] % 2 == 0,
              even_channels = set_outputs % 2 == 0 && rows_aligned(output, 1, 2);
   CONSTANT bool in_pairs = stride_w == 2;
-  CONSTANT int run_pitch = 64 * stride_w + VECTOR;
+  CONSTANT int run_pitch = row_blocks * stride_w + VECTOR;
   scalar_t* const own_runs =
       reinterpret_cast<scalar_t*>(shared + HEADER + weight_bytes + stages * stage_bytes + warpgroup * runs * run_bytes);
   int turn = 0;
   // The 16 bytes that a lane names of a warp's 16 rows and two cells, at the lowest input.
-  const int named_row = warp % 4 * 16 + lane % 16,
-            named_position = row_blocks == 64 ? named_row : named_row / 8 * window_w + named_row % 8;
+  const int named_row = warp % 4 * 16 + lane % 16, named_position = named_row / row_blocks * window_w + named_row % row_blocks;
   const unsigned first_rows =
       stage_base + static_cast<unsigned>(warpgroup * window_h * window_w + named_position + lane / 16 * positions) * 16;
   constexpr int STEPS_K =
@@ -636,8 +642,11 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
           const unsigned first_element =
               static_cast<unsigned>(reinterpret_cast<unsigned long long>(output.data) / sizeof(scalar_t)) +
               static_cast<unsigned>(origin);
-          const auto shift_of = [&](unsigned column) {
-            return (first_element + column * static_cast<unsigned>(output.stride[1])) % VECTOR;
+          const index_t next_row = stride_h * output.stride[3];
+          const auto shift_of = [&](unsigned column, int patch_row) {
+            return (first_element + column * static_cast<unsigned>(output.stride[1]) +
+                    static_cast<unsigned>(patch_row) * static_cast<unsigned>(next_row)) %
+                   VECTOR;
           };
           const auto begin_of = [&](unsigned column, unsigned shift) {
             return column * run_pitch + (in_pairs ? shift + shift % 2 : shift);
@@ -645,7 +654,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
 #pragma unroll
           for (unsigned c = 0; c < 2; ++c) {
             const unsigned first = static_cast<unsigned>(quad) * 2 + c;
-            scalar_t* const begin = run + begin_of(first, shift_of(first)) + row * stride_w;
+            const int patch_row = row / row_blocks;
+            scalar_t* const begin = run + patch_row * columns * run_pitch + begin_of(first, shift_of(first, patch_row)) +
+                                    row % row_blocks * stride_w;
 #pragma unroll
             for (int eight = 0; eight < columns / 8; ++eight) {
 #pragma unroll
@@ -661,33 +672,40 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
             }
           }
           sync_warpgroup(warpgroup);
-          if (d >= problem.output_size[0] || h >= problem.output_size[1]) return;
+          if (d >= problem.output_size[0]) return;
           // So many threads for a column and every other that begins at the same place: each stores 16 bytes, and perhaps an element before
           // or behind all of these.
-          CONSTANT unsigned row_cells = 64 * stride_w / VECTOR, threads = in_pairs ? row_cells : 16;
+          CONSTANT unsigned row_cells = row_blocks * stride_w / VECTOR, threads = in_pairs && row_cells > 16 ? row_cells : 16;
           CONSTANT int apart = 128 / static_cast<int>(threads);
           const unsigned length = static_cast<unsigned>(min(row_blocks * stride_w, problem.output_size[2] - w));
           const unsigned cell = static_cast<unsigned>(thread_now) % threads,
                          column = static_cast<unsigned>(thread_now) / threads;
-          const unsigned shift = shift_of(column), head = min((0u - shift) % VECTOR, length), whole = (length - head) / VECTOR;
-          const unsigned edge = cell < VECTOR ? cell : head + (whole - 1) * VECTOR + cell;
-          const bool has_edge = edge < (cell < VECTOR ? head : length);
-          const scalar_t* const from_edge = has_edge ? run + begin_of(column, shift) + edge : run;
-          const Cell* const from_cell = reinterpret_cast<const Cell*>(run + column * run_pitch + (shift == 0 ? 0u : VECTOR));
-          scalar_t* to_edge = output.data + origin + (column * output.stride[1] + edge);
-          scalar_t* to_cell = output.data + origin + (column * output.stride[1] + (head + cell * VECTOR));
           const index_t ahead = apart * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
           const int left = set_outputs - first_channel - static_cast<int>(column);
 #pragma unroll
-          for (int at = 0; at < columns; at += apart) {
-            if (has_edge && at < left) *to_edge = from_edge[at * run_pitch];
+          for (int patch_row = 0; patch_row < patch_h; ++patch_row) {
+            if (h + patch_row * stride_h >= problem.output_size[1]) return;
+            const scalar_t* const line = run + patch_row * columns * run_pitch;
+            scalar_t* const target = output.data + origin + patch_row * next_row;
+            const unsigned shift = shift_of(column, patch_row), head = min((0u - shift) % VECTOR, length),
+                           whole = (length - head) / VECTOR;
+            const unsigned edge = cell < VECTOR ? cell : head + (whole - 1) * VECTOR + cell;
+            const bool has_edge = edge < (cell < VECTOR ? head : length);
+            const scalar_t* const from_edge = has_edge ? line + begin_of(column, shift) + edge : line;
+            const Cell* const from_cell = reinterpret_cast<const Cell*>(line + column * run_pitch + (shift == 0 ? 0u : VECTOR));
+            scalar_t* to_edge = target + (column * output.stride[1] + edge);
+            scalar_t* to_cell = target + (column * output.stride[1] + (head + cell * VECTOR));
 #pragma unroll
-            for (unsigned more = 0; more < row_cells; more += threads) {
-              Cell kept = from_cell[at * run_pitch / VECTOR + min(cell + more, row_cells - 1)];
-              if (in_pairs) kept = moved_cell(kept, shift % 2 != 0);
-              if (cell + more < whole && at < left) store_in_order(to_cell + more * VECTOR, kept);
+            for (int at = 0; at < columns; at += apart) {
+              if (has_edge && at < left) *to_edge = from_edge[at * run_pitch];
+#pragma unroll
+              for (unsigned more = 0; more < row_cells; more += threads) {
+                Cell kept = from_cell[at * run_pitch / VECTOR + min(cell + more, row_cells - 1)];
+                if (in_pairs) kept = moved_cell(kept, shift % 2 != 0);
+                if (cell + more < whole && at < left) store_in_order(to_cell + more * VECTOR, kept);
+              }
+              to_edge = advanced(to_edge, ahead), to_cell = advanced(to_cell, ahead);
             }
-            to_edge = advanced(to_edge, ahead), to_cell = advanced(to_cell, ahead);
           }
           return;
         }
