@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -170,10 +171,13 @@ TILE_QUANTITIES = ("output_voxels", "input_voxels", "in_channels_per_group", "ou
 Choose = Callable[[int, int], int]  # draws an integer between two, both included
 
 
+_integers = lru_cache(maxsize=4096)(st.integers)  # a problem takes some thirty; those of other problems are the same
+
+
 @st.composite
 def problems(draw: st.DrawFn, pass_name: str = "fprop", **limits: Any) -> Problem:
     """Strategy for what `draw_problem` draws, with the same arguments."""
-    return draw_problem(lambda low, high: draw(st.integers(low, high)), pass_name, **limits)
+    return draw_problem(lambda low, high: draw(_integers(low, high)), pass_name, **limits)
 
 
 def draw_problem(

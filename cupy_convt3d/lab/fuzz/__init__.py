@@ -50,11 +50,11 @@ class Coverage:
 
     def add(self, problem: Problem) -> None:
         self.examples += 1
-        held = [number for number, holds in enumerate(strategies.FEATURES.values()) if holds(problem)]
-        reached = self.pairs
-        for position, i in enumerate(held):
-            for j in held[position:]:
-                reached |= 1 << (i * len(_CLASSES) + j)
+        reached, held = self.pairs, 0  # bit i: it lies in class i
+        for number, holds in reversed(list(enumerate(strategies.FEATURES.values()))):
+            if holds(problem):
+                held |= 1 << number
+                reached |= held << number * len(_CLASSES)
         if reached != self.pairs:
             self.pairs, self.last_new = reached, self.examples
 
