@@ -289,9 +289,9 @@ def half_as_long(problem: Problem) -> Problem:
 
 def _draw_within(choose: Choose, allowed: Range, wanted: Range) -> int:
     """Draw from the part of `wanted` that is allowed, or from all that is allowed if there is none."""
-    low, high = max(allowed[0], wanted[0]), min(allowed[1], wanted[1])
-    if low > high:
-        low, high = allowed
+    (low, high), (least, most) = allowed, wanted
+    if least <= high and most >= low:
+        low, high = least if least > low else low, most if most < high else high
     return choose(low, high)
 
 
