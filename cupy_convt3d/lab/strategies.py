@@ -171,7 +171,9 @@ TILE_QUANTITIES = ("output_voxels", "input_voxels", "in_channels_per_group", "ou
 Choose = Callable[[int, int], int]  # draws an integer between two, both included
 
 
-_integers = lru_cache(maxsize=4096)(st.integers)  # a problem takes some thirty; those of other problems are the same
+@lru_cache(maxsize=4096)
+def _integers(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high)  # a problem takes some thirty, the same as others
 
 
 @st.composite

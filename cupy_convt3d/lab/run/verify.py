@@ -302,9 +302,11 @@ def _numbers(executor: Executor, kernel: Kernel, problem: Problem, dtype: str) -
 
 def _numbers_for(example: _Example, written: _Placed) -> Numbers:
     """Return the numbers of a plan for the output's layout, where that is the same in all runs."""
+    if not example.kernel.knows_layout:
+        return example.numbers
     size = DTYPES[example.dtype].itemsize
     layouts = {TensorRef(start * size, *written.layout).layout for start in written.starts}
-    if not example.kernel.knows_layout or len(layouts) > 1:
+    if len(layouts) > 1:
         return example.numbers
     kernel, multiprocessors = example.kernel, example.executor.multiprocessors
     return kernel.numbers(kernel.plan(example.problem, example.dtype, multiprocessors, *layouts))
