@@ -444,6 +444,21 @@ def test_worker_survives_crash_hang_and_a_lost_child() -> None:
     assert worker._process.poll() is not None
 
 
+def test_what_is_asked_for_ahead_of_a_failure_is_run_only_for_who_waits() -> None:
+    stride = Problem.parse("n1_c1to1_i1_k1x1x2_s1x1x2")
+    with Worker(Kernel.from_file(SPECIMENS / "hang.cu"), "host", time_limit_s=0.5) as worker:
+        first, hangs, ahead, again = [worker.ask(problem, "fp32", "exact", 0) for problem in (TINY, stride, stride, TINY)]
+        assert first().ok and "hang" in hangs().message and worker.restarts == 1
+        assert again().ok and worker.restarts == 1
+        assert "hang" in ahead().message and worker.restarts == 2
+        lost = [worker.ask(TINY, "fp32", "exact", seed) for seed in range(3)]
+        os.kill(worker._process.pid, signal.SIGKILL)
+        assert all(outcome().ok for outcome in lost) and worker.restarts == 3
+        worker.ask(stride, "fp32", "exact", 0)
+        worker.restart()
+        assert worker.restarts == 4 and worker.verify(TINY, "fp32", "exact", 0).ok
+
+
 def test_printf_does_not_break_the_protocol() -> None:
     source = PLAIN.replace("  own[thread] = 0;", '  own[thread] = 0; printf("%d says hello to the parent\\n", thread);')
     with Worker(Kernel.from_source(source), "host") as worker:

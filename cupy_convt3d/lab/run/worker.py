@@ -157,6 +157,8 @@ class Worker:
 
     def restart(self) -> None:
         """Start the kernel's process anew: nothing that a kernel did to its memory stays."""
+        if self._waiting:  # for what nobody wants to know any more
+            self._reply(self._waiting[-1])
         self._reply(self._send(_Asked(), START_LIMIT_S, self.time_limit_s, "restart"))
 
     def _run(self, request: str, problem: Problem, dtype: str, *more: Any) -> dict[str, Any]:
