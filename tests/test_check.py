@@ -215,10 +215,10 @@ class Ran:
     def __init__(self, kernel: Kernel, card: Card) -> None:
         self.kernel, self.card, self.examples = kernel, card, 0
 
-    def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+    def ask(self, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:
         assert self.card.why_not(self.kernel, problem, dtype) is None
         self.examples += 1
-        return Outcome(True)
+        return lambda: Outcome(True)
 
 
 def test_nothing_is_run_that_the_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
