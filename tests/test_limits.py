@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,8 @@ def test_check_gives_each_example_its_time() -> None:
         sanitizer, backend = None, "host"
         time_limit_s = 0.0
 
-        def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
-            return Outcome(True)
+        def ask(self, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:
+            return lambda: Outcome(True)
 
     from cupy_convt3d import registry
 
