@@ -60,7 +60,7 @@ def test_time_follows_the_work() -> None:
 
 def test_check_gives_each_example_its_time() -> None:
     class Recorder:
-        sanitizer, backend = None, "host"
+        sanitizer, backend, kernel = None, "host", None
         time_limit_s = 0.0
 
         def ask(self, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:

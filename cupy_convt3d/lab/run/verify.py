@@ -78,6 +78,7 @@ class _Placed:
     starts: list[int]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    span: int  # elements from the first to the last
 
     @property
     def layout(self) -> Layout:
@@ -133,7 +134,7 @@ class _Example:
         bits = [_filled(rooms[0][0], fill, unsigned)] * self.runs
         if rooms[0] != rooms[-1]:
             bits = [bits[0], *(_filled(count, fill, unsigned) for count, _ in rooms[1:])]
-        return _Placed(bits, [start for _, start in rooms], shape, strides)
+        return _Placed(bits, [start for _, start in rooms], shape, strides, span)
 
     def _late(self, name: str, span: int, size: int) -> int:
         """Return how many elements behind a whole vector a tensor begins: any, or for half of them such that it ends as one does."""
@@ -323,7 +324,7 @@ def _place(
     read = {}
     for name, value in values.items():
         read[name] = placed = example.place(name, value.shape, _OUTSIDE[example.element], layouts)
-        first, start, span = placed.bits[0], placed.starts[0], _span(placed.shape, placed.strides)
+        first, start, span = placed.bits[0], placed.starts[0], placed.span
         placed.view(first, 0)[...] = value.view(first.dtype)
         for bits, other in zip(placed.bits, placed.starts, strict=True):
             if bits is not first:
