@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gcd": math.gcd,
     "ceil_div": lambda a, b: -(-a // b),
 }
+_GLOBALS = {"__builtins__": {}, **FUNCTIONS}  # no expression can change them
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
@@ -153,7 +154,7 @@ def evaluate(text: str | int, names: Mapping[str, Any]) -> Any:
         raise KernelError(f"expression {shown(text)}: must be an integer or text")
     code, kind = _compile(text)
     try:
-        value = eval(code, {"__builtins__": {}, **FUNCTIONS}, names)  # only what `_kind` allows gets here
+        value = eval(code, _GLOBALS, names)  # only what `_kind` allows gets here
     except NameError as error:
         raise KernelError(f"expression {text!r}: unknown name {error.name!r}; known: {', '.join(sorted(names))}") from None
     except RecursionError:

@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -279,8 +279,16 @@ class Problem:
 
     def live_pairs(self, a: int) -> int:
         """Return how many (input, tap) pairs of axis `a` land inside the output; the clipped ones are not counted."""
-        steps = (self.stride[a], self.input_size[a], self.dilation[a], self.kernel_size[a])
-        return _pairs_up_to(self.padding[a] + self.output_size[a] - 1, *steps) - _pairs_up_to(self.padding[a] - 1, *steps)
+        return self._live_pairs[a]
+
+    @cached_property
+    def _live_pairs(self) -> tuple[int, ...]:
+        return tuple(
+            _pairs_up_to(padding + size - 1, *steps) - _pairs_up_to(padding - 1, *steps)
+            for padding, size, *steps in zip(
+                self.padding, self.output_size, self.stride, self.input_size, self.dilation, self.kernel_size, strict=True
+            )
+        )
 
     def _live_taps(self, a: int) -> tuple[int, int, int, int]:
         """Return the first live tap of axis `a`, the one behind the last, and the paddings of the problem that has these alone."""
@@ -317,8 +325,7 @@ class Problem:
     @cached_property
     def flop(self) -> int:
         """Useful floating-point operations, 2 for each multiply-add whose tap is not clipped; the same for all passes."""
-        pairs = math.prod(self.live_pairs(a) for a in range(3))
-        return 2 * self.batch * self.in_channels * (self.out_channels // self.groups) * pairs
+        return 2 * self.batch * self.in_channels * (self.out_channels // self.groups) * math.prod(self._live_pairs)
 
     def compulsory_bytes(self, itemsize: int, pass_name: str = "fprop") -> int:
         """Return the fewest bytes any kernel moves: each tensor of the pass read or written once."""
@@ -332,7 +339,7 @@ class Problem:
     @cached_property
     def names(self) -> dict[str, object]:
         """What a kernel's declaration may use: every field, its three axes (`stride_d`), and the counts derived from them."""
-        names: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)} | {"output_size": self.output_size}
+        names: dict[str, object] = self.__getstate__() | {"output_size": self.output_size}
         for name in ("input_size", "output_size", "kernel_size", "stride", "padding", "output_padding", "dilation"):
             prefix = name.removesuffix("_size")
             names |= {f"{prefix}_{axis}": value for axis, value in zip(AXES, names[name], strict=True)}  # type: ignore[call-overload]

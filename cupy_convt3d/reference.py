@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ Slices = tuple[slice, slice, slice]
 # B: real ones grow from 0 to B and give a third of it (measured with fp32, K = 64..768: 0.30). So 4 is twelve of the deviations
 # seen, and up to K = 16, where 4*sqrt(K) >= K, it is the worst case itself: no correct kernel can fail there.
 ACCUMULATION_FACTOR = 4.0
+_MOST_AT_ONCE = 2**14  # elements of the products of all taps with all voxels
 
 
 @dataclass(frozen=True)
@@ -233,12 +235,19 @@ def _live_range(problem: Problem, a: int, tap: int) -> tuple[slice, slice]:
     return slice(first, stop), slice(first * stride + shift, stop * stride + shift, stride)
 
 
-def _live_taps(problem: Problem) -> Iterator[tuple[Triple, Slices, Slices]]:
-    """Yield each tap that lands inside, with its inputs and the outputs they land on; both slices have the same shape."""
+@lru_cache(maxsize=64)
+def _live_axes(problem: Problem) -> list[list[tuple[int, slice, slice]]]:
+    """Return for each axis the taps that land inside, with their inputs and the outputs that these land on."""
     axes = []
     for a in range(3):
         ranges = ((tap, *_live_range(problem, a, tap)) for tap in range(problem.kernel_size[a]))
         axes.append([entry for entry in ranges if entry[1].stop > entry[1].start])
+    return axes
+
+
+def _live_taps(problem: Problem) -> Iterator[tuple[Triple, Slices, Slices]]:
+    """Yield each tap that lands inside, with its inputs and the outputs they land on; both slices have the same shape."""
+    axes = _live_axes(problem)
     for tap_d, in_d, out_d in axes[0]:
         for tap_h, in_h, out_h in axes[1]:
             for tap_w, in_w, out_w in axes[2]:
@@ -248,13 +257,11 @@ def _live_taps(problem: Problem) -> Iterator[tuple[Triple, Slices, Slices]]:
 def _axis_terms(pass_name: str, problem: Problem, a: int) -> Array:
     size = {"fprop": problem.output_size, "dgrad": problem.input_size, "wgrad": problem.kernel_size}[pass_name][a]
     counts = np.zeros(size, np.int64)
-    for tap in range(problem.kernel_size[a]):
-        inputs, outputs = _live_range(problem, a, tap)
-        if inputs.stop > inputs.start:
-            if pass_name == "wgrad":
-                counts[tap] = inputs.stop - inputs.start
-            else:
-                counts[inputs if pass_name == "dgrad" else outputs] += 1
+    for tap, inputs, outputs in _live_axes(problem)[a]:
+        if pass_name == "wgrad":
+            counts[tap] = inputs.stop - inputs.start
+        else:
+            counts[inputs if pass_name == "dgrad" else outputs] += 1
     return counts
 
 
@@ -285,22 +292,35 @@ def _matrix(voxels: Array) -> Array:
     return voxels.reshape(*voxels.shape[:2], math.prod(voxels.shape[2:]))
 
 
+def _products(taps: Array, source: Array) -> Callable[[Triple, Slices], Array]:
+    """Return what gives the product of a tap with a part of the voxels: of few, it is cut out of that of all taps with all voxels."""
+    if taps[..., 0].size * source[0, 0].size <= _MOST_AT_ONCE:
+        every = (taps @ _matrix(source)).reshape(*taps.shape[:-1], *source.shape[2:])
+        return lambda tap, part: every[(*tap, ..., *part)]
+
+    def product(tap: Triple, part: Slices) -> Array:
+        voxels = source[(..., *part)]
+        return (taps[tap] @ _matrix(voxels)).reshape(*taps.shape[3:-1], *voxels.shape[2:])
+
+    return product
+
+
 def _fprop(problem: Problem, input: Array, weight: Array, bias: Array | None) -> Array:
-    source, taps = _group(problem, input), _taps_first(problem, weight).swapaxes(4, 5)
+    source = _group(problem, input)
+    product = _products(_taps_first(problem, weight).swapaxes(4, 5), source)
     output = _zeros(problem, problem.out_channels, problem.output_size, source)
     for tap, inputs, outputs in _live_taps(problem):
-        target = output[(..., *outputs)]
-        target += (taps[tap] @ _matrix(source[(..., *inputs)])).reshape(target.shape)
+        output[(..., *outputs)] += product(tap, inputs)
     result = _ungroup(output)
     return result if bias is None else result + bias[:, None, None, None]
 
 
 def _dgrad(problem: Problem, grad_output: Array, weight: Array) -> Array:
-    source, taps = _group(problem, grad_output), _taps_first(problem, weight)
+    source = _group(problem, grad_output)
+    product = _products(_taps_first(problem, weight), source)
     grad_input = _zeros(problem, problem.in_channels, problem.input_size, source)
     for tap, inputs, outputs in _live_taps(problem):
-        target = grad_input[(..., *inputs)]
-        target += (taps[tap] @ _matrix(source[(..., *outputs)])).reshape(target.shape)
+        grad_input[(..., *inputs)] += product(tap, outputs)
     return _ungroup(grad_input)
 
 

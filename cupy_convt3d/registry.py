@@ -10,19 +10,29 @@ from .errors import KernelError
 from .kernel import Kernel
 from .source import kernel_directory
 
+_Stamps = tuple[tuple[str, int], ...]  # the files of a folder, each with its time of change
 _own: dict[str, Kernel] = {}  # registered in this process; they come before the files of the same name
 revision = 0  # grows with each `revise`
 
 
+@lru_cache(maxsize=256)
+def _shipped_one(path: Path, stamps: _Stamps) -> Kernel:
+    return Kernel.from_file(path)
+
+
 @lru_cache(maxsize=4)
-def _shipped(directory: Path, stamps: tuple[tuple[str, int], ...]) -> dict[str, Kernel]:
-    return {Path(name).stem: Kernel.from_file(directory / name) for name, _ in stamps if name.endswith(".cu")}
+def _shipped(directory: Path, stamps: _Stamps) -> dict[str, Kernel]:
+    return {Path(name).stem: _shipped_one(directory / name, stamps) for name, _ in stamps if name.endswith(".cu")}
+
+
+def _stamps(directory: Path) -> _Stamps:
+    return tuple((f.name, f.stat().st_mtime_ns) for f in sorted(directory.iterdir()) if f.is_file())
 
 
 def kernels(pass_name: str | None = None) -> dict[str, Kernel]:
     """Return the registered kernels by name, of one pass or of all."""
     directory = kernel_directory()
-    shipped = _shipped(directory, tuple((f.name, f.stat().st_mtime_ns) for f in sorted(directory.iterdir()) if f.is_file()))
+    shipped = _shipped(directory, _stamps(directory))
     return {name: kernel for name, kernel in {**shipped, **_own}.items() if pass_name in (None, kernel.pass_name)}
 
 
@@ -55,6 +65,10 @@ def kernel(name: str) -> Kernel:
     Raises:
         KernelError: there is none; the message lists those there are.
     """
+    directory = kernel_directory()
+    stamps = _stamps(directory)
+    if name not in _own and f"{name}.cu" in dict(stamps):  # alone: to read all of them takes a while
+        return _shipped_one(directory / f"{name}.cu", stamps)
     known = kernels()
     if name not in known:
         raise KernelError(f"kernel {name!r}: not registered; there are {', '.join(known)}")

@@ -215,10 +215,10 @@ class Ran:
     def __init__(self, kernel: Kernel, card: Card) -> None:
         self.kernel, self.card, self.examples = kernel, card, 0
 
-    def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
+    def ask(self, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:
         assert self.card.why_not(self.kernel, problem, dtype) is None
         self.examples += 1
-        return Outcome(True)
+        return lambda: Outcome(True)
 
 
 def test_nothing_is_run_that_the_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,6 +442,21 @@ def test_worker_survives_crash_hang_and_a_lost_child() -> None:
             assert "SIGSEGV" in worker.verify(Problem.parse("n1_c1to1_i1_k1_bias"), "fp32", "exact", 1).message
             assert worker.verify(TINY, "fp32", "exact", 0).ok
     assert worker._process.poll() is not None
+
+
+def test_what_is_asked_for_ahead_of_a_failure_is_run_only_for_who_waits() -> None:
+    stride = Problem.parse("n1_c1to1_i1_k1x1x2_s1x1x2")
+    with Worker(Kernel.from_file(SPECIMENS / "hang.cu"), "host", time_limit_s=0.5) as worker:
+        first, hangs, ahead, again = [worker.ask(problem, "fp32", "exact", 0) for problem in (TINY, stride, stride, TINY)]
+        assert first().ok and "hang" in hangs().message and worker.restarts == 1
+        assert again().ok and worker.restarts == 1
+        assert "hang" in ahead().message and worker.restarts == 2
+        lost = [worker.ask(TINY, "fp32", "exact", seed) for seed in range(3)]
+        os.kill(worker._process.pid, signal.SIGKILL)
+        assert all(outcome().ok for outcome in lost) and worker.restarts == 3
+        worker.ask(stride, "fp32", "exact", 0)
+        worker.restart()
+        assert worker.restarts == 4 and worker.verify(TINY, "fp32", "exact", 0).ok
 
 
 def test_printf_does_not_break_the_protocol() -> None:

@@ -216,7 +216,7 @@ def test_what_the_gpu_refuses_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     run.spent["0"] = [0.0] * len(run.kernels)
     drawn: list[bool] = []
 
-    def verified(slot: str, example: Example) -> Outcome:
+    def verified(slot: str, example: Example, meanwhile: object) -> Outcome:
         drawn.append(card.why_not(example.kernel, example.problem, example.dtype) is None)
         return Outcome(True)
 

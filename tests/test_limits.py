@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,11 +60,11 @@ def test_time_follows_the_work() -> None:
 
 def test_check_gives_each_example_its_time() -> None:
     class Recorder:
-        sanitizer, backend = None, "host"
+        sanitizer, backend, kernel = None, "host", None
         time_limit_s = 0.0
 
-        def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
-            return Outcome(True)
+        def ask(self, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:
+            return lambda: Outcome(True)
 
     from cupy_convt3d import registry
 

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -170,10 +171,15 @@ TILE_QUANTITIES = ("output_voxels", "input_voxels", "in_channels_per_group", "ou
 Choose = Callable[[int, int], int]  # draws an integer between two, both included
 
 
+@lru_cache(maxsize=4096)
+def _integers(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high)  # a problem takes some thirty, the same as others
+
+
 @st.composite
 def problems(draw: st.DrawFn, pass_name: str = "fprop", **limits: Any) -> Problem:
     """Strategy for what `draw_problem` draws, with the same arguments."""
-    return draw_problem(lambda low, high: draw(st.integers(low, high)), pass_name, **limits)
+    return draw_problem(lambda low, high: draw(_integers(low, high)), pass_name, **limits)
 
 
 def draw_problem(
@@ -285,9 +291,9 @@ def half_as_long(problem: Problem) -> Problem:
 
 def _draw_within(choose: Choose, allowed: Range, wanted: Range) -> int:
     """Draw from the part of `wanted` that is allowed, or from all that is allowed if there is none."""
-    low, high = max(allowed[0], wanted[0]), min(allowed[1], wanted[1])
-    if low > high:
-        low, high = allowed
+    (low, high), (least, most) = allowed, wanted
+    if least <= high and most >= low:
+        low, high = least if least > low else low, most if most < high else high
     return choose(low, high)
 
 

@@ -59,6 +59,9 @@ _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for e
 _SEEDS = st.builds(int.__add__, st.sampled_from((0, APART, LATE, LATE)), st.integers(0, APART - 2))  # of every kind of layout
 
 
+Asked = Iterator[Callable[[], Outcome]]  # examples that run once they are taken, as `_Search.ask` returns them
+
+
 class _Found(BaseException):
     """An example failed. Not an Exception, so that it leaves Hypothesis's engine at once, which would replay and shrink."""
 
@@ -263,7 +266,7 @@ class _Search:
             list(pool.map(build, instances))
 
     def known_problems(self) -> Iterator[tuple[Kernel, Problem, str]]:
-        """Yield what `run_only`, or `run_edges` and `run_tails`, will run: kernel, problem, dtype."""
+        """Yield what `run_only`, or `edge_examples` and `tail_examples`, will run: kernel, problem, dtype."""
         if self.only:
             yield from ((self.kernel, problem, dtype) for dtype in self.report.dtypes for problem in self.only)
             return
@@ -282,9 +285,28 @@ class _Search:
         Raises:
             _Found: it failed; `failure` has it.
         """
+        return self.ask(group, problem, dtype, kind, seed)()
+
+    def ask(self, group: str, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:
+        """Have one example of the worker's kernel run, and return what waits for it and does the rest of `run`."""
         # A far example is left out after the limit itself: it may have more to do than the host can in any.
         self.worker.time_limit_s = self.time_limit_s if kind == FAR else limits.time_limit_s(problem, self.time_limit_s)
-        report, outcome = self.report, self.worker.verify(problem, dtype, kind, seed)
+        outcome = self.worker.ask(problem, dtype, kind, seed)
+        return partial(self.count, group, Example(self.worker.kernel, problem, dtype, kind, seed), outcome)
+
+    def run_each(self, asked: Asked) -> None:
+        """Wait for each example, once the next one was asked for."""
+        waiting: list[Callable[[], Outcome]] = []
+        for one in asked:
+            waiting.append(one)
+            if len(waiting) > 1:
+                waiting.pop(0)()
+        for one in waiting:
+            one()
+
+    def count(self, group: str, example: Example, wait: Callable[[], Outcome]) -> Outcome:
+        problem, dtype, kind = example.problem, example.dtype, example.kind
+        report, outcome = self.report, wait()
         if kind == FAR and outcome.message.startswith("hang"):
             outcome = Outcome(True, message=outcome.message.partition(";")[0])
         if outcome.ok and outcome.message:
@@ -294,7 +316,7 @@ class _Search:
         report.examples, report.distinct_problems = report.examples + 1, len(self.problems)
         report.tried[group] = report.tried.get(group, 0) + 1
         if not outcome.ok:
-            self.failure = (Example(self.worker.kernel, problem, dtype, kind, seed), outcome)
+            self.failure = (example, outcome)
             raise _Found
         if kind == "random":
             report.ratios.append(outcome.ratio)
@@ -324,10 +346,10 @@ class _Search:
 
     def run_all(self, examples: int, seed: int) -> None:
         if self.pairs:
-            self.run_edges(examples)
-            self.run_tails(self.configurations[:1])
-            self.run_corners()
-            self.run_tails(self.configurations[1:])
+            self.run_each(self.edge_examples(examples))
+            self.run_each(self.tail_examples(self.configurations[:1]))
+            self.run_each(self.corner_examples())
+            self.run_each(self.tail_examples(self.configurations[1:]))
         if FAR in self.kinds:
             self.run_far()
         if self.pairs:
@@ -360,7 +382,7 @@ class _Search:
                     return [candidate]
         return []
 
-    def run_edges(self, examples: int) -> None:
+    def edge_examples(self, examples: int) -> Asked:
         edges, pairs = self.edges(), self.pairs
         for problem, dtype in product(strategies.EDGE_PROBLEMS, self.report.dtypes):
             if fitting(self.kernel, problem, dtype) is None:
@@ -370,7 +392,7 @@ class _Search:
             first = LATE if kind == "random" else 0  # there tensors begin anywhere, not on whole vectors
             for number, problem in enumerate(edges, first):
                 if self.accepts(problem, dtype):
-                    self.run(NAMED, problem, dtype, kind, number)  # the seed draws the layout too: 0 is contiguous
+                    yield self.ask(NAMED, problem, dtype, kind, number)  # the seed draws the layout too: 0 is contiguous
                 else:
                     self.refused(NAMED, problem, dtype)
 
@@ -379,8 +401,8 @@ class _Search:
         some = (self.kernel.dtypes[0], self.kernel.dtypes[-1])
         return [dtype for dtype in self.report.dtypes if not is_forced(configuration) or dtype in some]
 
-    def run_tails(self, configurations: Sequence[Kernel]) -> None:
-        """Run each with all exact kinds, and once, in one dtype, with one of what is not finite or does not stay so."""
+    def tail_examples(self, configurations: Sequence[Kernel]) -> Asked:
+        """Ask for each with all exact kinds, and once, in one dtype, with one of what is not finite or does not stay so."""
         for configuration in configurations:
             self.worker.kernel = configuration
             done: set[Problem] = set()
@@ -405,13 +427,13 @@ class _Search:
                         self.report.leave_out(TILES, f"more than {most} threads, too many for the host")
                         continue
                     for kind in kinds:
-                        self.run(TILES, problem, dtype, kind, seed)
+                        yield self.ask(TILES, problem, dtype, kind, seed)
                     if special and problem not in done:
                         done.add(problem)
-                        self.run(TILES, problem, dtype, special[len(done) % len(special)], seed)
+                        yield self.ask(TILES, problem, dtype, special[len(done) % len(special)], seed)
 
-    def run_corners(self) -> None:
-        """Run what the declaration does and the problems so far do not, in the first dtype, with the first exact kind."""
+    def corner_examples(self) -> Asked:
+        """Ask for what the declaration does and the problems so far do not, in the first dtype, with the first exact kind."""
         if self.worker.backend != "host":
             self.report.leave_out(CORNERS, "the host backend alone runs them: a GPU would compile a binary for each")
             return
@@ -419,7 +441,7 @@ class _Search:
         kinds = [kind for kind, instance in self.pairs if instance == dtype and kind in KINDS]
         known = [*self.edges(), *tails(self.kernel, dtype), *(problem for problem, _ in layouts(self.kernel, dtype))]
         for number, problem in enumerate(corner_problems(self.kernel, dtype, known)) if kinds else ():
-            self.run(CORNERS, problem, dtype, kinds[0], number if number % 3 == 2 else 0)  # every third in some other layout
+            yield self.ask(CORNERS, problem, dtype, kinds[0], number if number % 3 == 2 else 0)  # every third in some other layout
 
     def run_far(self) -> None:
         """Run tensors past 2^31 elements in their last blocks, and with strides past 2^32, in the smallest of the dtypes."""

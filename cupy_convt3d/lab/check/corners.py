@@ -306,7 +306,8 @@ class _Search:
         One half is chosen by the paths that they go, the other by the ways that meet.
         """
         count = min(_MOST_RUN, max(_LEAST_RUN, _RUN_OF_EACH * self.operations))
-        of_pair = np.where(ran, 0.0, 1.0 / np.maximum(self.times, 1)) * self.weights()
+        known = len(self.ids)
+        of_pair = np.where(ran[:known, :known], 0.0, 1.0 / np.maximum(self.times[:known, :known], 1)) * self.weights()
         of_path = np.where(ran_paths, 0.0, 1.0 / np.maximum(self.path_times, 1))
         taken: dict[int, None] = {}
 
@@ -334,9 +335,8 @@ class _Search:
 
     def weights(self) -> Array:
         """Return how much it says that two ways meet: most in one expression, more between numbers that launches are given."""
-        places = np.full(_MOST_WAYS, -1)
-        places[: len(self.ids)] = [self.places[number] for number, _ in self.ids]
-        given = np.array([*self.given, False])[places]  # -1 is the last one
+        places = np.array([self.places[number] for number, _ in self.ids], np.intp)
+        given = np.array(self.given)[places]
         weights = np.where(given[:, None] & given, 5.0, 1.0)
         weights[(self.made_of | self.made_of.T)[places[:, None], places]] = 10.0
         weights[places[:, None] == places] = 20.0

@@ -50,11 +50,11 @@ class Coverage:
 
     def add(self, problem: Problem) -> None:
         self.examples += 1
-        held = [number for number, holds in enumerate(strategies.FEATURES.values()) if holds(problem)]
-        reached = self.pairs
-        for position, i in enumerate(held):
-            for j in held[position:]:
-                reached |= 1 << (i * len(_CLASSES) + j)
+        reached, held = self.pairs, 0  # bit i: it lies in class i
+        for number, holds in reversed(list(enumerate(strategies.FEATURES.values()))):
+            if holds(problem):
+                held |= 1 << number
+                reached |= held << number * len(_CLASSES)
         if reached != self.pairs:
             self.pairs, self.last_new = reached, self.examples
 
@@ -119,6 +119,7 @@ class _Run:
     to_compile: queue.SimpleQueue[Instance] = field(default_factory=queue.SimpleQueue)
     workers: dict[str, Worker] = field(default_factory=dict)
     spent: dict[str, list[float]] = field(default_factory=dict)  # seconds, by worker and configuration
+    drawn: dict[str, tuple[int, Example | None]] = field(default_factory=dict)  # by worker: its next example, and of which configuration
     running: dict[str, list[Any]] = field(default_factory=dict)  # by worker: stream, number, fields of its example
     sandbox: bool = False
     count: int = 1  # of workers
@@ -164,19 +165,15 @@ class _Run:
         self.report.note = ""
 
     def step(self, slot: str) -> None:
-        """Write down the worker's next example, and run it."""
-        spent = self.spent[slot]
-        number = spent.index(min(spent))  # each configuration gets the same time, so that slow ones do not hold up the others
-        start, kernel = time.monotonic(), self.kernels[number]
-        stream = f"{slot}/{kernel.name}/{kernel.changed_tunables}"
-        example = draw_example(kernel, f"{self.seed}/{stream}/{self.done[stream]}")
-        if example is not None and self.gpu is not None and self.gpu.why_not(kernel, example.problem, example.dtype) is not None:
-            example = None  # this GPU has too little shared memory for it
+        """Write down the worker's next example, and run it; meanwhile the one after it is drawn."""
+        start = time.monotonic()
+        number, example = self.drawn.pop(slot) if slot in self.drawn else self.draw(slot)
+        kernel, stream = self.kernels[number], self.stream(slot, number)
         if example is not None:
             with self.lock:
                 self.running[slot] = [stream, self.done[stream], self.in_flight(stream, example)]
                 self.journal.save(self.progress())
-            outcome = self.verify(slot, example)
+            outcome = self.verify(slot, example, lambda: self.drawn.update({slot: self.draw(slot, number)}))
             with self.lock:
                 coverage = self.report.coverage[example.kernel.name]
                 coverage.add(example.problem)
@@ -186,21 +183,40 @@ class _Run:
                 self.failed(slot, example, outcome)
         elif self.report.examples == 0 and self.done[stream] == _REFUSALS:
             raise KernelError(f"{kernel.name}: refuses all of {_REFUSALS} problems drawn; see its [restrictions]")
-        spent[number] += time.monotonic() - start
+        self.spent[slot][number] += time.monotonic() - start
         with self.lock:
             self.done[stream] += 1
             self.running.pop(slot, None)
+
+    def draw(self, slot: str, under_way: int | None = None) -> tuple[int, Example | None]:
+        """Draw a worker's next example, None where it cannot be run, while one of the configuration `under_way` runs."""
+        spent = list(self.spent[slot])
+        if under_way is not None:  # it will take as long as those before it
+            spent[under_way] *= 1 + 1 / max(1, self.done[self.stream(slot, under_way)])
+        # Each configuration gets the same time, so that slow ones do not hold up the others.
+        number = min(range(len(spent)), key=lambda number: (spent[number], number == under_way))
+        kernel, stream = self.kernels[number], self.stream(slot, number)
+        example = draw_example(kernel, f"{self.seed}/{stream}/{self.done[stream] + (number == under_way)}")
+        if example is not None and self.gpu is not None and self.gpu.why_not(kernel, example.problem, example.dtype) is not None:
+            return number, None  # this GPU has too little shared memory for it
+        return number, example
+
+    def stream(self, slot: str, number: int) -> str:
+        kernel = self.kernels[number]
+        return f"{slot}/{kernel.name}/{kernel.changed_tunables}"
 
     def progress(self) -> dict[str, Any]:
         coverage = {n: [c.pass_name, hex(c.pairs), c.examples, c.failures, c.last_new] for n, c in self.report.coverage.items()}
         return {"seed": self.seed, "done": self.done, "coverage": coverage, "running": self.running}
 
-    def verify(self, slot: str, example: Example) -> Outcome:
-        """Run one example; an error of the check's own is an outcome too."""
+    def verify(self, slot: str, example: Example, meanwhile: Callable[[], None] = lambda: None) -> Outcome:
+        """Run one example, and do something else meanwhile; an error of the check's own is an outcome too."""
         worker = self.workers[slot]
         worker.kernel, worker.time_limit_s = example.kernel, limits.time_limit_s(example.problem, self.time_limit_s)
+        wait = worker.ask(example.problem, example.dtype, example.kind, example.seed)
+        meanwhile()
         try:
-            return worker.verify(example.problem, example.dtype, example.kind, example.seed)
+            return wait()
         except (KernelError, BackendError, LaunchError):
             raise
         except RuntimeError as error:

@@ -84,8 +84,9 @@ class Child(Executor):
     def load(self, kernel: Kernel, problem: Problem, dtype: str, output_layout: int = ANY_STRIDES) -> int:
         """Have a kernel ready to launch on such an output, and return its number."""
         self.begin()
-        plan = kernel.plan(problem, dtype, self.multiprocessors, output_layout)
-        instance = Instance.of_plan(kernel, dtype, plan) if self.arch else Instance(kernel, dtype)
+        instance = Instance(kernel, dtype)
+        if self.arch:  # a GPU's binary is made for the plan
+            instance = Instance.of_plan(kernel, dtype, kernel.plan(problem, dtype, self.multiprocessors, output_layout))
         if instance not in self._loaded:
             process.kill_children(self._own_family, self.pid)  # what a compiler has left is not the kernel's
             self._send("load", kernel, problem, dtype, output_layout)

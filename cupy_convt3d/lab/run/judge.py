@@ -7,6 +7,7 @@ judge itself is an outcome too: `worker`, in the caller's process, sees it.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import resource
@@ -29,6 +30,7 @@ from .far import FAR, verify_far
 from .runner import ERRORS, backend_of
 from .verify import Outcome, output, verify
 
+_COLLECTED = 20_000  # new objects between two collections, here and in the kernel's process; an example has hundreds
 _STATM = Path("/proc/self/statm")  # begins with the pages of addresses
 
 
@@ -43,23 +45,34 @@ class Judge:
         self.child = Child(setup)
         self._host = backend_of(*setup) if setup[0] == "host" else None
         self._instances: list[tuple[Kernel, str]] = []
+        self._failures = 0
 
-    def answer(self, request: str, limit_s: float, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
-        """Return the reply to one request; a failure of the kernel's is an outcome."""
+    def answer(self, request: str, limit_s: float, failures: int, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
+        """Return the reply to one request; a failure of the kernel's is an outcome.
+
+        `failures` are those that its asker knew of: an example that was asked for ahead of the last one, which may hang too, is not run.
+        """
         self.child.time_limit_s = limit_s
+        reply: dict[str, Any] = {"lost": True}
+        arrays: list[bytes] = []
+        if failures == self._failures:
+            reply, arrays = self._answer(request, *arguments)
+            self._failures += "outcome" in reply and not reply["outcome"]["ok"]
+        return reply | {"pid": self.child.pid, "restarts": self.child.restarts, "failures": self._failures}, arrays
+
+    def _answer(self, request: str, *arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
         try:
-            reply, arrays = getattr(self, f"_{request}")(*arguments)
+            return getattr(self, f"_{request}")(*arguments)  # type: ignore[no-any-return]
         except Failure as failure:
-            reply, arrays = _reply(Outcome(False, message=str(failure)))
+            return _reply(Outcome(False, message=str(failure)))
         except MemoryError as error:
-            reply, arrays = _reply(Outcome(False, message=f"out of memory: {error}"))
+            return _reply(Outcome(False, message=f"out of memory: {error}"))
         except LaunchError as error:
-            reply, arrays = _reply(Outcome(False, message=str(error)))
+            return _reply(Outcome(False, message=str(error)))
         except tuple(ERRORS.values()) as error:
-            reply, arrays = {"error": type(error).__name__, "text": str(error)}, []
+            return {"error": type(error).__name__, "text": str(error)}, []
         except Exception:  # a mistake of ours: the caller gets it with its place, and the judge lives on
-            reply, arrays = {"error": "RuntimeError", "text": traceback.format_exc()}, []
-        return reply | {"pid": self.child.pid, "restarts": self.child.restarts}, arrays
+            return {"error": "RuntimeError", "text": traceback.format_exc()}, []
 
     def _load(self, kernel: Kernel, dtype: str, problem: Problem) -> tuple[dict[str, Any], list[bytes]]:
         """Compile a kernel, here, so that what the compiler says is not the kernel's to say; on a GPU the child does."""
@@ -106,6 +119,8 @@ def main() -> int:
     source, target = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    gc.freeze()  # what was imported stays: to look at it again and again took a twentieth of the time
+    gc.set_threshold(_COLLECTED)
     asked = talk.Reader(source)
     parent, memory, *setup = pickle.loads(asked.read())
     if parent:

@@ -78,14 +78,19 @@ class _Placed:
     starts: list[int]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    span: int  # elements from the first to the last
 
     @property
     def layout(self) -> Layout:
         return self.shape, self.strides
 
+    @cached_property
+    def _steps(self) -> tuple[int, ...]:
+        size = self.bits[0].itemsize
+        return tuple([step * size for step in self.strides])
+
     def view(self, bits: Array, run: int) -> Array:
-        size = bits.itemsize
-        return np.ndarray(self.shape, bits.dtype, bits, self.starts[run] * size, tuple(step * size for step in self.strides))
+        return np.ndarray(self.shape, bits.dtype, bits, self.starts[run] * bits.itemsize, self._steps)
 
 
 @dataclass
@@ -129,7 +134,7 @@ class _Example:
         bits = [_filled(rooms[0][0], fill, unsigned)] * self.runs
         if rooms[0] != rooms[-1]:
             bits = [bits[0], *(_filled(count, fill, unsigned) for count, _ in rooms[1:])]
-        return _Placed(bits, [start for _, start in rooms], shape, strides)
+        return _Placed(bits, [start for _, start in rooms], shape, strides, span)
 
     def _late(self, name: str, span: int, size: int) -> int:
         """Return how many elements behind a whole vector a tensor begins: any, or for half of them such that it ends as one does."""
@@ -298,9 +303,11 @@ def _numbers(executor: Executor, kernel: Kernel, problem: Problem, dtype: str) -
 
 def _numbers_for(example: _Example, written: _Placed) -> Numbers:
     """Return the numbers of a plan for the output's layout, where that is the same in all runs."""
+    if not example.kernel.knows_layout:
+        return example.numbers
     size = DTYPES[example.dtype].itemsize
     layouts = {TensorRef(start * size, *written.layout).layout for start in written.starts}
-    if not example.kernel.knows_layout or len(layouts) > 1:
+    if len(layouts) > 1:
         return example.numbers
     kernel, multiprocessors = example.kernel, example.executor.multiprocessors
     return kernel.numbers(kernel.plan(example.problem, example.dtype, multiprocessors, *layouts))
@@ -317,8 +324,11 @@ def _place(
     read = {}
     for name, value in values.items():
         read[name] = placed = example.place(name, value.shape, _OUTSIDE[example.element], layouts)
-        for run in range(1 if placed.bits[0] is placed.bits[-1] else example.runs):
-            placed.view(placed.bits[run], run)[...] = value.view(placed.bits[run].dtype)
+        first, start, span = placed.bits[0], placed.starts[0], placed.span
+        placed.view(first, 0)[...] = value.view(first.dtype)
+        for bits, other in zip(placed.bits, placed.starts, strict=True):
+            if bits is not first:
+                bits[other : other + span] = first[start : start + span]
     kernel = example.kernel
     shape = example.problem.shapes(kernel.pass_name)[0][kernel.written]
     return read, example.place(kernel.written, shape, _STRAY[example.element], layouts)
@@ -355,24 +365,25 @@ class _Runs:
         """Return the bits the kernel wrote in the next run, or what it did outside of them."""
         after, run = self._example.executor.finish(), self._done
         bits = after[of_run(run, self._example.kernel.written)].copy()  # a thread of the kernel's may go on writing
+        tensor = self._written.view(bits, run)
+        result = tensor.copy()
+        tensor[...] = _STRAY[self._example.element]  # as around it, if nothing was written there
         outcome = self._damage(run, bits, after)
         self._done += 1
-        return outcome or self._written.view(bits, run).copy()
+        return outcome or result
 
     def _damage(self, run: int, bits: Array, after: Mapping[str, Array]) -> Outcome | None:
-        """Return what the kernel wrote where nothing may be written."""
+        """Return what the kernel wrote where nothing may be written; `bits` are those around the tensor that is written."""
         example, written = self._example, self._written
         name = example.kernel.written
-        outside = bits != _STRAY[example.element]
-        written.view(outside, run)[...] = False
-        if outside.any():
-            stray = np.flatnonzero(outside)
+        if not _same(bits, written.bits[run]):
+            stray = np.flatnonzero(bits != _STRAY[example.element])
             offset = int(stray[0]) - written.starts[run]
             where = f"{-offset} elements before its start" if offset < 0 else f"element offset {offset}"
             return _out_of_bounds(f"{name} was overrun: {stray.size} elements outside of it were written, the first {where}")
         for tensor_name, tensor in self._read.items():
             key = tensor_name if tensor_name in after else of_run(run, tensor_name)
-            if not (after[key] == tensor.bits[run]).all():
+            if not _same(after[key], tensor.bits[run]):
                 return Outcome(False, message=f"{tensor_name} was written to; a kernel must leave what it reads as it is")
         for space_name, count in self._workspace.items():
             space, start = after[of_run(run, space_name)], self._starts[run][space_name]
@@ -380,6 +391,10 @@ class _Runs:
             if (space[:start] != pattern).any() or (space[start + count :] != pattern).any():
                 return _out_of_bounds(f"a workspace of {count} elements was overrun")
         return None
+
+
+def _same(array: Array, other: Array) -> bool:
+    return array.tobytes() == other.tobytes()  # a third of `(array == other).all()`, where there are so few
 
 
 def _out_of_bounds(message: str) -> Outcome:

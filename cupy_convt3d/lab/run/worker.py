@@ -13,6 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +38,15 @@ _LAUNCHES = 3  # of one example at most
 _CLOSE_LIMIT_S = 5.0
 # glibc gives back what a tiny example has freed, and the next one faults it in again; these leave some megabytes with the process.
 _KEEP_FREED = {"MALLOC_TRIM_THRESHOLD_": str(16 << 20), "MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TOP_PAD_": str(1 << 20)}
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A request to the judge: what `Worker._ask` takes, and the reply once it is there."""
+
+    request: tuple[Any, ...] = ()
+    limit_s: float = 0.0
+    reply: dict[str, Any] | None = None
 
 
 class Worker:
@@ -111,11 +123,20 @@ class Worker:
         Raises:
             KernelError, CompileError, BackendError: the kernel cannot be compiled or cannot do the problem.
         """
+        return self.ask(problem, dtype, kind, seed)()
+
+    def ask(self, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:
+        """Have an example run, and return what waits for its outcome: meanwhile the caller can draw the next one, or ask for it.
+
+        Raises:
+            KernelError: the kernel cannot do the problem. What waits raises as `verify`.
+        """
         numbers = None
         if self.backend == "host" and kind != FAR:  # here, where the plan is known already: whoever draws a problem asks for it
             self.kernel.require(problem, dtype)
             numbers = self.kernel.numbers(self.kernel.plan(problem, dtype))
-        return _explained(kind, problem, _outcome(self._run("verify", problem, dtype, kind, seed, self.once, numbers)))
+        asked = self._ask(self.kernel, self.time_limit_s, "verify", problem, dtype, kind, seed, self.once, numbers)
+        return lambda: _explained(kind, problem, _outcome(self._answer(asked)))
 
     def output(self, problem: Problem, dtype: str, kind: str, seed: int) -> tuple[Any, Any, Any]:
         """Return what `verify.output` does.
@@ -136,41 +157,68 @@ class Worker:
 
     def restart(self) -> None:
         """Start the kernel's process anew: nothing that a kernel did to its memory stays."""
-        self._request("restart", limit_s=START_LIMIT_S)
+        if self._waiting:  # for what nobody wants to know any more
+            self._reply(self._waiting[-1])
+        self._reply(self._send(_Asked(), START_LIMIT_S, self.time_limit_s, "restart"))
 
     def _run(self, request: str, problem: Problem, dtype: str, *more: Any) -> dict[str, Any]:
-        """Run a request, a second time where the judge was lost, whom the system may have killed for memory."""
-        for _ in range(2):
-            instance = Instance(self.kernel, dtype)
-            if self.backend == "cuda":
-                instance = Instance.of_plan(self.kernel, dtype, self.kernel.plan(problem, dtype))
-            if instance not in self._loaded:
-                if self._sandboxed:  # there the cache cannot be written to
-                    backend_of(*self._setup).build(Instance(self.kernel, dtype))
-                reply = self._request("load", self.kernel, dtype, problem, limit_s=COMPILE_LIMIT_S)
-                if "number" in reply:
-                    self._loaded[instance] = reply["number"]
-            if instance in self._loaded:
-                limit_s = _JUDGING_LIMIT_S + _LAUNCHES * self.time_limit_s * (6 if self.sanitizer == "thread" else 1)
-                reply = self._request(request, self._loaded[instance], problem, *more, limit_s=limit_s)
-            if "lost" not in reply:
-                break
-        return reply
+        return self._answer(self._ask(self.kernel, self.time_limit_s, request, problem, dtype, *more))
 
-    def _request(self, *request: Any, limit_s: float) -> dict[str, Any]:
-        """Return the judge's reply; one with "lost" is that of a judge who did not answer and has been replaced."""
-        self._await_start()
-        deadline = time.monotonic() + limit_s
-        try:
-            talk.write(self._input, pickle.dumps((request[0], self.time_limit_s, *request[1:])), deadline)
-            reply = talk.decode(self._output.read(talk.REPLY_LIMIT, deadline))
-            reply["read"] = [self._output.read(None, deadline) for _ in range(reply.get("arrays", 0))]
-        except (talk.Late, talk.Ended, talk.Garbled) as error:
-            return self._replace(f"hang: it did not answer within {limit_s:g} s" if isinstance(error, talk.Late) else None)
-        self._pid, self._restarts = reply["pid"], reply["restarts"]
+    def _ask(self, kernel: Kernel, time_limit_s: float, request: str, problem: Problem, dtype: str, *more: Any) -> _Asked:
+        """Send a request for an instance of a kernel, which is loaded first where it is not yet."""
+        instance = Instance(kernel, dtype)
+        if self.backend == "cuda":
+            instance = Instance.of_plan(kernel, dtype, kernel.plan(problem, dtype))
+        asked = _Asked((kernel, time_limit_s, request, problem, dtype, *more))
+        if instance not in self._loaded:
+            if self._sandboxed:  # there the cache cannot be written to
+                backend_of(*self._setup).build(Instance(kernel, dtype))
+            loading = self._send(_Asked(), COMPILE_LIMIT_S, time_limit_s, "load", kernel, dtype, problem)
+            reply = self._reply(loading)
+            if "number" not in reply:
+                asked.reply = reply
+                return asked
+            self._loaded[instance] = reply["number"]
+        limit_s = _JUDGING_LIMIT_S + _LAUNCHES * time_limit_s * (6 if self.sanitizer == "thread" else 1)
+        return self._send(asked, limit_s, time_limit_s, request, self._loaded[instance], problem, *more)
+
+    def _answer(self, asked: _Asked) -> dict[str, Any]:
+        """Wait for what was asked; ask once more where the judge was lost over it, whom the system may have killed for memory."""
+        tries = 2
+        while "lost" in (reply := self._reply(asked)):
+            tries -= "outcome" in reply  # else it was not run, for what became of a request before it
+            if not tries:
+                break
+            asked = self._ask(*asked.request)
         if "error" in reply:
             raise ERRORS.get(reply["error"], RuntimeError)(reply["text"])
         return reply
+
+    def _send(self, asked: _Asked, limit_s: float, time_limit_s: float, request: str, *arguments: Any) -> _Asked:
+        self._await_start()
+        asked.limit_s = limit_s
+        with contextlib.suppress(talk.Late, talk.Ended):  # there will be no reply
+            talk.write(self._input, pickle.dumps((request, time_limit_s, self._failures, *arguments)), time.monotonic() + limit_s)
+        self._waiting.append(asked)
+        return asked
+
+    def _reply(self, asked: _Asked) -> dict[str, Any]:
+        """Return the judge's reply; one with "lost" is that of a judge who did not answer and has been replaced."""
+        while asked.reply is None:  # replies come in the order of the requests
+            first = self._waiting.popleft()
+            deadline = time.monotonic() + first.limit_s
+            try:
+                reply = talk.decode(self._output.read(talk.REPLY_LIMIT, deadline))
+                reply["read"] = [self._output.read(None, deadline) for _ in range(reply.get("arrays", 0))]
+            except (talk.Late, talk.Ended, talk.Garbled) as error:
+                for other in self._waiting:
+                    other.reply = {"lost": True}
+                reply = self._replace(f"hang: it did not answer within {first.limit_s:g} s" if isinstance(error, talk.Late) else None)
+            else:
+                self._pid, self._restarts = reply["pid"], reply["restarts"]
+                self._failures = reply["failures"]
+            first.reply = reply
+        return asked.reply
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "cupy_convt3d.lab.run.judge"]
@@ -190,7 +238,9 @@ class Worker:
         os.set_blocking(self._input, False)
         self._ready = False
         self._pid, self._restarts = 0, 0  # the kernel's process, as the judge last said, and how many of them were ended
+        self._failures = 0  # of examples, as far as is known: what was asked for before the last one is not run
         self._loaded: dict[Instance, int] = {}  # instances by the judge's numbers
+        self._waiting: deque[_Asked] = deque()  # for replies
 
     def _await_start(self) -> None:
         if self._ready:
@@ -248,11 +298,19 @@ class InProcess:
 
     def __exit__(self, *error: object) -> None: ...
 
+    def ask(self, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:
+        """As `Worker.ask`; the example is run by whoever waits for it."""
+        kernel = self.kernel
+        return lambda: self._verify(kernel, problem, dtype, kind, seed)
+
     def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
         """As `Worker.verify`, but a crash ends the process and a hang stays one."""
+        return self._verify(self.kernel, problem, dtype, kind, seed)
+
+    def _verify(self, kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
         if kind == FAR:
-            return _explained(kind, problem, verify_far(self._device, self.kernel, problem, dtype, seed))
-        return verify(self._device, self.kernel, problem, dtype, kind, seed)
+            return _explained(kind, problem, verify_far(self._device, kernel, problem, dtype, seed))
+        return verify(self._device, kernel, problem, dtype, kind, seed)
 
 
 def _outcome(reply: dict[str, Any]) -> Outcome:
