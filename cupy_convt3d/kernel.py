@@ -291,6 +291,11 @@ class Kernel:
         return any("multiprocessors" in str(size) for launch in self.launches for size in launch.grid)
 
     @property
+    def knows_multiprocessors(self) -> bool:
+        """Whether a plan may depend on how many multiprocessors there are."""
+        return "multiprocessors" in f"{self.launches} {self.constants} {self.specialize} {self.workspace}"
+
+    @property
     def knows_layout(self) -> bool:
         """Whether its binaries are made for the layout of the output that they write."""
         expressions = (*self.specialize.values(), *self.constants.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab import strategies
 from cupy_convt3d.lab.check.examples import deep as deep_problems
 from cupy_convt3d.lab.check.examples import draw_example
+from cupy_convt3d.lab.run.verify import numbers_of
 from cupy_convt3d.lab.run.worker import Worker
-from cupy_convt3d.problem import PASSES
+from cupy_convt3d.problem import PASSES, Problem
 from cupy_convt3d.registry import kernels
 
 _RIGHT = (Path(__file__).parent / "specimens" / "overflow_channel.cu").read_text()
@@ -42,6 +44,15 @@ def test_every_kernel_gets_as_many_channels_as_it_can_do(kernel: Kernel) -> None
     if kernel.name in ("fprop_flattened_simt", "fprop_implicit_gemm_wgmma", "fprop_patch_channels_last_simt"):
         assert max(problem.in_channels for problem in problems) > 4096
     assert any(problem.batch == 800 for problem in problems) == kernel.is_persistent
+
+
+def test_blocks_that_no_team_has_are_seen(assert_found: Callable[..., None]) -> None:
+    """Three multiprocessors are never one more than whole teams for two sets of channels, seven are: a quarter of the seeds."""
+    kernel, problem = kernels()["fprop_stationary_wgmma"], Problem.parse("n7_c2to2_i1_k3x1x1_g2")
+    blocks = [kernel.planned(numbers_of(kernel, problem, "tf32", seed)).launches[-1].grid[0] for seed in range(8)]
+    assert blocks == [3, 3, 3, 7, 3, 3, 3, 7]
+    right = "const int count = team < teams ? max(0, ceil_div(end_unit - first_unit, members)) : 0;"
+    assert_found(kernel, right, right.replace(": 0;", ": 1;"), [(seed, problem) for seed in (3, 7)])
 
 
 @pytest.mark.parametrize("pass_name", PASSES)

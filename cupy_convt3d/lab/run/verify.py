@@ -14,7 +14,7 @@ from ... import reference
 from ...backends.base import Backend, TensorRef
 from ...dtypes import DTYPES
 from ...errors import KernelError, LaunchError
-from ...kernel import Kernel, Numbers
+from ...kernel import HOST_MULTIPROCESSORS, Kernel, Limits, Numbers
 from ...problem import Problem
 from ..tensors import KINDS, SPOILT, draw_tensors
 from .execution import Executor, Layout, Local, launch, of_run
@@ -48,6 +48,7 @@ _WRONG = {
 }
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (2, 4, 8)}
 _NO_NUMBERS = Numbers((), {}, ())
+_MORE = Limits(shared_bytes=1 << 62, multiprocessors=7)  # a prime
 _NAMES = {np.dtype(np.float64): "fp64", np.dtype(np.float32): "fp32"}
 
 
@@ -244,7 +245,7 @@ def verify(
     # The thread sanitizer sees a race in any order, and is slow.
     orders = (0,) if once or executor.sanitizer == "thread" else (0, 2 * seed + 1)
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
-    numbers = numbers or _numbers(executor, kernel, problem, dtype)
+    numbers = numbers or numbers_of(kernel, problem, dtype, seed, executor)
     example = _Example(executor, kernel, problem, dtype, kind, seed, len(orders), values, numbers)
     read, written = _place(example, values, np.random.Generator(np.random.PCG64([seed, 1])) if seed else None)
     # Where a NaN may be right, an element that was never written must not be one.
@@ -284,7 +285,7 @@ def output(
         KernelError, CompileError, LaunchError, BackendError: as `backends.base.run`.
     """
     executor = executor_on(backend)
-    example = _Example(executor, kernel, problem, dtype, kind, 0, numbers=_numbers(executor, kernel, problem, dtype))
+    example = _Example(executor, kernel, problem, dtype, kind, 0, numbers=numbers_of(kernel, problem, dtype, 0, executor))
     values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
     read, written = _place(example, values, None)
     bits = _Runs(example, read, written, _UNWRITTEN[example.element], (0,)).finish()
@@ -295,10 +296,23 @@ def output(
     return bits.view(DTYPES[dtype].numpy).astype(np.float64), ref.astype(np.float64), bound
 
 
-def _numbers(executor: Executor, kernel: Kernel, problem: Problem, dtype: str) -> Numbers:
-    if reason := executor.why_not(kernel, problem, dtype):
+def numbers_of(kernel: Kernel, problem: Problem, dtype: str, seed: int, executor: Executor | None = None) -> Numbers:
+    """Return the numbers of the plan of one example; without an executor on the host.
+
+    Raises:
+        KernelError: the kernel cannot do the problem.
+    """
+    if reason := kernel.why_not(problem, dtype) if executor is None else executor.why_not(kernel, problem, dtype):
         raise KernelError(reason)
-    return kernel.numbers(kernel.plan(problem, dtype, executor.multiprocessors))
+    return kernel.numbers(kernel.plan(problem, dtype, _multiprocessors(kernel, problem, dtype, seed, executor)))
+
+
+def _multiprocessors(kernel: Kernel, problem: Problem, dtype: str, seed: int, executor: Executor | None) -> int:
+    """Return how many a plan is made for: the GPU's; on the host few, and for a quarter of the seeds so many that teams leave some over."""
+    if executor is not None and executor.limits is not None:
+        return executor.multiprocessors
+    more = seed % 4 == 3 and kernel.knows_multiprocessors and kernel.why_not(problem, dtype, None, _MORE) is None
+    return _MORE.multiprocessors if more else HOST_MULTIPROCESSORS
 
 
 def _numbers_for(example: _Example, written: _Placed) -> Numbers:
@@ -309,8 +323,9 @@ def _numbers_for(example: _Example, written: _Placed) -> Numbers:
     layouts = {TensorRef(start * size, *written.layout).layout for start in written.starts}
     if len(layouts) > 1:
         return example.numbers
-    kernel, multiprocessors = example.kernel, example.executor.multiprocessors
-    return kernel.numbers(kernel.plan(example.problem, example.dtype, multiprocessors, *layouts))
+    kernel, problem, dtype = example.kernel, example.problem, example.dtype
+    multiprocessors = _multiprocessors(kernel, problem, dtype, example.seed, example.executor)
+    return kernel.numbers(kernel.plan(problem, dtype, multiprocessors, *layouts))
 
 
 def _bound(kernel: Kernel, problem: Problem, dtype: str, values: Mapping[str, Array], ref: Array) -> Array:

@@ -31,7 +31,7 @@ from . import process, sandbox, talk
 from .child import COMPILE_LIMIT_S, START_LIMIT_S
 from .far import FAR, explained, verify_far
 from .runner import ERRORS, backend_of
-from .verify import Outcome, verify
+from .verify import Outcome, numbers_of, verify
 
 _JUDGING_LIMIT_S = 60.0  # of one example, beside its launches
 _LAUNCHES = 3  # of one example at most
@@ -133,8 +133,7 @@ class Worker:
         """
         numbers = None
         if self.backend == "host" and kind != FAR:  # here, where the plan is known already: whoever draws a problem asks for it
-            self.kernel.require(problem, dtype)
-            numbers = self.kernel.numbers(self.kernel.plan(problem, dtype))
+            numbers = numbers_of(self.kernel, problem, dtype, seed)
         asked = self._ask(self.kernel, self.time_limit_s, "verify", problem, dtype, kind, seed, self.once, numbers)
         return lambda: _explained(kind, problem, _outcome(self._answer(asked)))
 
