@@ -5,7 +5,8 @@
 Both copies have the same parameters. They take turns, step by step, so that a warm card or a busy host slows both alike; each step is
 timed by CUDA events around all of it, the host's part too. `cudnn.benchmark` is on. A training step is forward, loss, backward and SGD;
 in bf16 forward and loss run under autocast. Figures are medians in milliseconds; `ratio` is converted / torch, with the 95% interval of
-that median by resampling: steps are timed until it is narrower than 0.02, for 5 s at most. The outputs of both are compared before anything is timed. Needs monai for two of the models.
+that median by resampling: steps are timed until it is narrower than 0.02, for 5 s at most. The outputs of both are compared before
+anything is timed. Needs monai for two of the models.
 """
 
 from __future__ import annotations
