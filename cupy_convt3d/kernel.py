@@ -292,8 +292,8 @@ class Kernel:
 
     @property
     def knows_multiprocessors(self) -> bool:
-        """Whether a plan may depend on how many multiprocessors there are."""
-        return "multiprocessors" in f"{self.launches} {self.constants} {self.specialize} {self.workspace}"
+        """Whether a plan may depend on how many multiprocessors there are: its declaration, or a comment, names them."""
+        return "multiprocessors" in self.source
 
     @property
     def knows_layout(self) -> bool:
