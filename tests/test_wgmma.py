@@ -648,9 +648,9 @@ def test_how_blocks_are_shared_out() -> None:
 BLOCK_MISTAKES = {
     "window not waited for": ("      mbarrier_wait(full + static_cast<unsigned>(slot) * 8, parity);\n", ""),
     "window never given back": ("      mbarrier_arrive(empty + static_cast<unsigned>(slot) * 8);\n", ""),
-    "rows read over those that are multiplied": ("              wgmma_wait<1>();  // the other rows have been multiplied\n", ""),
+    "rows read over those that are multiplied": ("        wgmma_wait<1>();  // the other rows have been multiplied\n", ""),
     "rows of an odd number of steps": ("batches % 2 != 0)", "batches < 0)"),
-    "taps of another input": ("td = first_d + NUMBER(more_d)", "td = NUMBER(more_d)"),
+    "taps of another input": ("td = first_d + NUMBER(more) /", "td = NUMBER(more) /"),
     "next window loaded over this one": (
         "        mbarrier_wait_patiently(empty + static_cast<unsigned>(slot) * 8, parity ^ 1u);\n",
         "",
@@ -662,7 +662,7 @@ BLOCK_MISTAKES = {
         "mbarrier_arrive(weights_full)",
     ),
     "sums stored before they are there": ("    wgmma_wait<0>();\n", ""),
-    "runs stored before they are there": ("          sync_warpgroup(warpgroup);\n          if (d >=", "          if (d >="),
+    "runs stored before they are there": ("        sync_warpgroup(warpgroup);\n        if (d >=", "        if (d >="),
     "a run one element off": ("shift % 2 != 0", "false"),
     "ends of runs left out": ("const bool has_edge = edge <", "const bool has_edge = false && edge <"),
     "groups mixed": ("tap % kernel_w, end, begin)", "tap % kernel_w, end)"),
