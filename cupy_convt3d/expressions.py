@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from types import CodeType
 from typing import Any
 
@@ -164,3 +165,54 @@ def evaluate(text: str | int, names: Mapping[str, Any]) -> Any:
     if kind == "int" and not -MOST_VALUE <= value <= MOST_VALUE:
         raise KernelError(f"expression {text!r}: its value has {value.bit_length()} bits; must be between -2**63 and 2**63")
     return value
+
+
+def evaluate_all(expressions: tuple[tuple[str, str | int], ...], known: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is known and the values of named expressions, which may be made of one another in any order.
+
+    Raises:
+        KernelError: as `evaluate`; also if an expression is made of itself.
+    """
+    program = _program(expressions)
+    if program is not None:
+        names = dict(known)
+        try:
+            exec(program, _GLOBALS, names)  # each expression is one that `_kind` allows
+            return names
+        except (NameError, TypeError, ValueError, ZeroDivisionError, IndexError):
+            pass  # one after the other they say which of them it was
+    names = _Names(known, dict(expressions))
+    for name, _ in expressions:
+        names[name]
+    return names
+
+
+@lru_cache(maxsize=512)
+def _program(expressions: tuple[tuple[str, str | int], ...]) -> CodeType | None:
+    """Return the code that reckons all of them, those first that others are made of; None: there is no such order."""
+    trees = {name: ast.parse(str(text).strip(), mode="eval").body for name, text in expressions if kind_of(str(text))}
+    made_of = {name: {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & trees.keys() for name, tree in trees.items()}
+    bounds = [ast.Constant(value) for value in (-MOST_VALUE, MOST_VALUE)]
+    steps: list[ast.stmt] = []
+    try:
+        for name in TopologicalSorter(made_of).static_order():
+            steps.append(ast.Assign([ast.Name(name, ast.Store())], trees[name]))
+            if _kind(trees[name], 0) == "int":  # 0 // inside: divides by zero where it is not
+                inside = ast.Compare(bounds[0], [ast.LtE(), ast.LtE()], [ast.Name(name, ast.Load()), bounds[1]])
+                steps.append(ast.Expr(ast.BinOp(ast.Constant(0), ast.FloorDiv(), inside)))
+        return compile(ast.fix_missing_locations(ast.Module(steps, [])), "<kernel declaration>", "exec")
+    except (CycleError, ValueError):  # None and its like are no names
+        return None
+
+
+class _Names(dict[str, Any]):
+    """Names with their values; those that are declared by expressions get theirs when they are first asked for."""
+
+    def __init__(self, known: Mapping[str, Any], expressions: Mapping[str, str | int]) -> None:
+        super().__init__((name, value) for name, value in known.items() if name not in expressions)
+        self._pending = dict(expressions)
+
+    def __missing__(self, name: str) -> Any:
+        expression = self._pending.pop(name)  # a circle finds nothing the second time: an unknown name
+        value = self[name] = evaluate(expression, self)
+        return value

@@ -8,7 +8,7 @@ import string
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from . import architecture
 from .dtypes import DTYPES
 from .errors import KernelError, shown
-from .expressions import MOST_VALUE, evaluate, kind_of
+from .expressions import MOST_VALUE, evaluate, evaluate_all, kind_of
 from .files import read_text
 from .includes import QUOTED, require_inside
 from .problem import INT32_MAX, PASSES, Problem
@@ -437,10 +437,11 @@ class Kernel:
         """
         layout = {"output_layout": output_layout}
         known = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors), **layout}
-        names = _Names(known, {**self.specialize, **self.constants})
-        for declared in (*self.specialize, *self.constants):
-            names[declared]
-        return names
+        return evaluate_all(self._named, known)
+
+    @cached_property
+    def _named(self) -> tuple[tuple[str, str | int], ...]:
+        return tuple({**self.specialize, **self.constants}.items())
 
     def _scalar(self, parameter: Parameter, names: Mapping[str, Any]) -> Any:
         value, scalar = names[parameter.name], parameter.scalar
@@ -492,19 +493,6 @@ def _headers_beside(path: Path, text: str) -> dict[Path, str]:
                 found[header] = _read(header, f"{file.name}: header")
                 waiting.append((header, found[header]))
     return dict(sorted(found.items()))
-
-
-class _Names(dict[str, Any]):
-    """Names with their values; those that are declared by expressions get theirs when they are first asked for, in any order."""
-
-    def __init__(self, known: Mapping[str, Any], expressions: Mapping[str, str | int]) -> None:
-        super().__init__((name, value) for name, value in known.items() if name not in expressions)
-        self._pending = dict(expressions)
-
-    def __missing__(self, name: str) -> Any:
-        expression = self._pending.pop(name)  # a circle finds nothing the second time: an unknown name
-        value = self[name] = evaluate(expression, self)
-        return value
 
 
 def _device_names(dtype: str, multiprocessors: int) -> dict[str, int]:

@@ -8,9 +8,10 @@ import time
 import pytest
 
 from cupy_convt3d.errors import KernelError
-from cupy_convt3d.expressions import evaluate
-from cupy_convt3d.kernel import MAX_SHARED_BYTES, Kernel, without_comments
+from cupy_convt3d.expressions import _program, evaluate, evaluate_all
+from cupy_convt3d.kernel import HOST_MULTIPROCESSORS, MAX_SHARED_BYTES, Kernel, without_comments
 from cupy_convt3d.problem import Problem
+from cupy_convt3d.registry import kernels
 
 CODE = """#ifndef TILE
 #define TILE 64
@@ -211,6 +212,39 @@ def test_values_are_bounded(changes: dict[str, str], words: str) -> None:
 )
 def test_what_declarations_use_is_allowed(text: str) -> None:
     assert evaluate(text, {"batch": 2, "stride": (1, 2, 1)}) in (0, 1, 2, 3)
+
+
+def test_names_are_reckoned_in_any_order() -> None:
+    expressions = (("c", "a + b"), ("b", "a * stride[1]"), ("a", "batch"), ("batch", 3))
+    found = evaluate_all(expressions, {"batch": 2, "stride": (1, 2, 1)})
+    assert found == {"stride": (1, 2, 1), "batch": 3, "a": 3, "b": 6, "c": 9}, "a declared name hides what is known"
+
+
+@pytest.mark.parametrize(
+    ("expressions", "words"),
+    [
+        ({"a": "b", "b": "a"}, "expression 'a': unknown name 'a'"),
+        ({"a": "missing", "b": "1"}, "expression 'missing': unknown name 'missing'"),
+        ({"b": "a // zero", "a": "7", "zero": "batch - 2"}, "expression 'a // zero': integer division"),
+        ({"b": "gcd(a, a)", "a": "b"}, "unknown name"),
+        ({f"a{n}": f"a{n + 1} * a{n + 1}" for n in range(64)} | {"a64": 2}, "'a59 \\* a59': its value has 65 bits"),
+        ({"a": "1 +"}, "expression '1 \\+'"),
+        ({"a": "b", "import os; a": "1", "None": "1"}, "unknown name 'b'"),
+    ],
+)
+def test_what_is_wrong_among_names_is_named(expressions: dict[str, str | int], words: str) -> None:
+    with pytest.raises(KernelError, match=words):
+        evaluate_all(tuple(expressions.items()), {"batch": 2})
+
+
+@pytest.mark.parametrize("name", kernels())
+def test_all_at_once_is_as_one_by_one(name: str) -> None:
+    kernel = kernels()[name]
+    for problem in map(Problem.parse, ("n1_c1to1_i1_k1", "n2_c6to4_i3x5x7_k3x4x5_s2x1x3_p1x0x2_g2", "n3_c64to32_i8_k2_s2_bias")):
+        found = kernel.names(problem, kernel.dtypes[-1], HOST_MULTIPROCESSORS)
+        for declared, text in {**kernel.specialize, **kernel.constants}.items():
+            assert found[declared] == evaluate(text, found), declared
+        assert _program(kernel._named) is not None
 
 
 @pytest.mark.parametrize("text", ["stride == 1", "(1, 2) in stride", "stride[stride]", "((1, 2), 3)", "min((1, 2), (3, 4))", "not stride"])
