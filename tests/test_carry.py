@@ -42,6 +42,7 @@ CHANGES: dict[str, tuple[tuple[str, str], str | None]] = {
     "same_code": (("FACTOR * TAPS", "TAPS * FACTOR"), None),
     "table": (('#include "factor.cuh"', '#include "factor.cuh"\nconstexpr int TABLE[2] = {3, 4};'), None),
     "constant": (("FACTOR * TAPS", "FACTOR * (TAPS + 1)"), r"^\.text\.constant: \d+ bytes became others$"),
+    "moved": (('"own.cuh"', '"core/own.cuh"'), None),
     "rule": (("[[launch]]", '[restrictions]\n"batch < 9" = "it is small"\n[[launch]]'), None),
     "grid": ((GRID, '"ceil_div(output_numel, 32)"'), r"^launches: grid \[21, 1, 1\] became \[42, 1, 1\]$"),
     "refused": (("input[0]", "inputs[0]"), r"(?s)^now: CompileError: .*inputs"),
@@ -79,9 +80,13 @@ def test_entries_outlive_what_changes_no_machine_code(tmp_path: Path, monkeypatc
     pytest.importorskip("cupy", reason="NVRTC comes with CuPy")
     texts = {name: SOURCE.replace("NAME", name) for name in CHANGES}
     texts["rule"] = texts["rule"].replace('#include "factor.cuh"', "#define FACTOR 3.0f")
+    texts["moved"] = texts["moved"].replace("factor.cuh", "own.cuh")
     before = tree(tmp_path / "before", texts)
+    (before / "kernels/include/own.cuh").write_text("// here\n" + HEADER)
     changed = {name: texts[name].replace(*change, 1) for name, (change, _) in CHANGES.items() if name != "gone"}
     after = tree(tmp_path / "after", changed, HEADER + "#define UNUSED 1\n")
+    (after / "kernels/include/core").mkdir()
+    (after / "kernels/include/core/own.cuh").write_text(HEADER + "// there")
     old = entries(before, monkeypatch)
     new = {e.kernel: e.digest for e in entries(after, monkeypatch)}
     foreign = replace(next(e for e in old if e.kernel == "grid"), device="GPU Z")

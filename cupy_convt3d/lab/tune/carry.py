@@ -259,7 +259,7 @@ class _Trees:
         if job.kernel not in self._same_text:
             texts = [_texts(tree, job) for tree in (before, after)]
             by_place = any(_BY_PLACE.search(text) for text in texts[1].values())
-            same = [text if by_place else {name: _lines(t) for name, t in text.items()} for text in texts]
+            same = [text if by_place else list(_inlined("", text, {})) for text in texts]
             self._same_text[job.kernel] = same[0] == same[1]
         return self._same_text[job.kernel]
 
@@ -267,6 +267,19 @@ class _Trees:
 def _texts(tree: _Tree, job: _Job) -> dict[str, str]:
     text = tree.ask("source", job.asked)["text"]
     return {"": text, **includes.headers([text], tree.folder / "kernels" / "include", {}, host=False)}
+
+
+def _inlined(name: str, texts: Mapping[str, str], number: dict[str, int]) -> Iterator[list[str]]:
+    """Yield the lines of a text with those of each header in the place where it is first included: it may lie elsewhere now."""
+    for words in _lines(texts[name]):
+        header = words[1].strip('"') if words[0] == "#include" and len(words) > 1 else ""
+        if header not in texts or header == "":
+            yield words
+            continue
+        first = header not in number
+        yield ["#include", str(number.setdefault(header, len(number)))]
+        if first:
+            yield from _inlined(header, texts, number)
 
 
 def _lines(text: str) -> list[list[str]]:

@@ -161,9 +161,10 @@ template <class Action>
 CONVT3D_RUNTIME void for_cores(unsigned descriptor, size_t row_step, int rows, Action action) {
   const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4;
   const int together = row_step == 128 ? rows / 8 : 1;
-  for (const size_t half : {start, start + k_step}) {
+  for (size_t half = 0; half < 2; ++half) {
     for (int core = 0; core < rows / 8; core += together) {
-      const size_t at = half + static_cast<size_t>(core) * row_step, bytes = static_cast<size_t>(together) * 128;
+      const size_t at = start + half * k_step + static_cast<size_t>(core) * row_step,
+                   bytes = static_cast<size_t>(together) * 128;
       if (at + bytes <= arena_bytes) action(state.arena + at, bytes);
     }
   }
@@ -281,15 +282,15 @@ inline void multiply(const PendingProduct& product) {
   take_product(product, number / warp_threads, lane, a[0]);
 }
 
-// A product may begin at once, so the bulk copies that write its operand must have been waited for.
+// A product may begin once a warp's lanes have come, so the bulk copies that write its operand must have been waited for.
 CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, size_t row_step, int rows, Site site) {
   const size_t start = (descriptor & 0x3fffu) << 4, k_step = (descriptor >> 16 & 0x3fffu) << 4,
                bytes = static_cast<size_t>(rows / 8 - 1) * row_step + 128;
   for (unsigned i = 0; copy_queue.block_serial == state.block_serial && i < copy_queue.count; ++i) {
     const PendingCopy& copy = copy_queue.copies[i];
     const size_t begin = static_cast<size_t>(static_cast<char*>(copy.target) - state.arena), end = begin + copy.bytes;
-    for (const size_t cells : {start, start + k_step}) {
-      if (cells >= end || cells + bytes <= begin) continue;
+    for (size_t half = 0; half < 2; ++half) {
+      if (start + half * k_step >= end || start + half * k_step + bytes <= begin) continue;
       describe_failure("wgmma at %s:%d reads shared memory that a bulk copy writes, which nobody has waited for", site.file,
                        site.line);
       abandon_block();
@@ -301,15 +302,18 @@ CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, size_t row_step,
 CONVT3D_RUNTIME inline PendingProduct& queue_product(float* d, unsigned a, unsigned b, bool accumulate, int columns,
                                                      unsigned row_step, const unsigned* registers, Site site) {
   ProductQueue& queue = product_queue();
-  if (registers == nullptr) require_landed(a, row_step, 64, site);
-  require_landed(b, 128, columns, site);
+  const unsigned number = static_cast<unsigned>(current - state.threads);
+  if (number % warp_threads == 0) {  // for all lanes: whichever of them waits, the warp does
+    if (registers == nullptr) require_landed(a, row_step, 64, site);
+    require_landed(b, 128, columns, site);
+  }
   if (queue.count == sizeof queue.products / sizeof *queue.products) {
     describe_failure("more than %u wgmma without a wait", queue.count);
     abandon_block();
   }
   PendingProduct& product = queue.products[queue.count];
   product = {a, b, 0, columns, accumulate, queue.committed, row_step, registers, {}, 0, {}, {}, site};
-  if ((current - state.threads) % 128 == 0) {
+  if (number % 128 == 0) {
     for_operands(product, [&](const char* place, size_t bytes) { require_fenced(place, bytes, site); });
     product.digest = digest_of(product);
   }
