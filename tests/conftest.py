@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A cache of the tests' own, kept from run to run: entries are named by all that they were compiled from. `make clean` empties it.
     # pytest-xdist's workers inherit the variable.
     os.environ.setdefault("CONVT3D_CACHE", str(Path(__file__).parents[1] / "build" / "test-cache"))
-    if config.getoption("numprocesses", None):  # each core has a worker: threads of NumPy's and torch's that wait by spinning take from others
+    if config.getoption("numprocesses", None):  # a worker for each core: threads of NumPy's and torch's would wait by spinning
         for library in ("OMP", "OPENBLAS"):
             os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     config.stash[_shared] = Path(os.environ["CONVT3D_CACHE"])

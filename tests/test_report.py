@@ -98,6 +98,26 @@ def test_page_is_self_contained_and_labelled(made: tuple[int, dict[str, Any], st
     assert data["machine"]["device"] in page
 
 
+def test_a_terminal_of_80_columns_shows_every_kernel(made: tuple[int, dict[str, Any], str, str]) -> None:
+    data = dict(made[1])
+    row = next(one for one in data["rows"] if one["contender"] == "fprop_gather")
+    names = [name for name in registry.kernels() if name.startswith("fprop_")]
+    others = [{**row, "contender": name, "median_ms": row["median_ms"] * (n + 2), "speedup": 0.5} for n, name in enumerate(names)]
+    wrong = {**row, "contender": "fprop_none", "median_ms": 1e-6, "difference": 9.0}
+    data["rows"] = [*data["rows"], *others, wrong]
+    data["checks"] = [{**data["checks"][0], "kernel": name} for name in registry.kernels()]
+    console = Console(file=io.StringIO(), width=80)
+
+    report._print_results(console, data)
+
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80 and len(lines) < 110
+    for name in registry.kernels():
+        assert any(name in line for line in lines), name
+    assert any(line.startswith(f"│ {row['case']} ") and "gather" in line for line in lines), "the quickest is named"
+    assert f"WRONG fprop_none on {row['case']}" in lines
+
+
 def test_real_input_is_equal_inside(made: tuple[int, dict[str, Any], str, str]) -> None:
     assert [row["kernel"] for row in made[1]["real_input"]["rows"]] == ["fprop_gather"]
     assert made[1]["real_input"]["rows"][0]["difference"] <= 16 * 2.0**-24
