@@ -171,12 +171,13 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
+#include "convt3d/cell.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/layout.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/streaming_store.cuh"
-#include "convt3d/weight_cell.cuh"
+#include "convt3d/vector.cuh"
 #include "convt3d/wgmma_rows.cuh"
 
 #if defined(__CUDACC__)
@@ -249,29 +250,12 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 constexpr int HEADER =
     2048;  // bytes in shared memory: barriers, from 512 on those of slabs passed on, from 640 on taps, from 1024 on units
 constexpr bool HALVES = sizeof(scalar_t) == 2;
-constexpr int VECTOR = 16 / sizeof(scalar_t);              // channels in a cell of 16 bytes
 constexpr int RUN = 2 * TILES_M / (4 / sizeof(scalar_t));  // words of a lane's neighbours along w, of both classes
 
 __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 __device__ inline int of_axis(const int (&values)[3], int axis) {
   return axis == 0 ? values[0] : axis == 1 ? values[1] : values[2];
-}
-
-struct alignas(16) Cell {
-  unsigned words[4];
-};
-
-__device__ inline Cell cell_of(const scalar_t (&values)[VECTOR]) {
-  Cell cell;
-#if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
-#pragma unroll
-  for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
-#else
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) cell.words[v] = nearest_tf32(values[v]);
-#endif
-  return cell;
 }
 
 // The taps of one axis that reach place e of every output block: first_tap + j*stride/gcd, which reads the input first - j*dilation/gcd
@@ -378,11 +362,6 @@ __device__ __forceinline__ void load_cells(const scalar_t* source, index_t chann
   for (int i = 0; i < COUNT; ++i) store(i, cell_of(values[i]));
 }
 
-template <int count>
-struct alignas(4 * count) Words {
-  unsigned word[count];
-};
-
 // Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
 template <typename T>
 __device__ inline bool rows_aligned(const View<T>& output, int along, int elements) {
@@ -407,12 +386,12 @@ __device__ __forceinline__ void turn_rows(const scalar_t* source, index_t channe
 #if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
 #pragma unroll
     for (int c = 0; c < VECTOR; c += 2) {
-      const unsigned even = rows[c].words[i / 2], odd = rows[c + 1].words[i / 2];
-      cell.words[c / 2] = i % 2 == 0 ? (even & 0xffffu) | odd << 16 : even >> 16 | (odd & 0xffff0000u);
+      const unsigned even = rows[c].element[i / 2], odd = rows[c + 1].element[i / 2];
+      cell.element[c / 2] = i % 2 == 0 ? (even & 0xffffu) | odd << 16 : even >> 16 | (odd & 0xffff0000u);
     }
 #else
 #pragma unroll
-    for (int c = 0; c < VECTOR; ++c) cell.words[c] = nearest_tf32(__uint_as_float(rows[c].words[i]));
+    for (int c = 0; c < VECTOR; ++c) cell.element[c] = nearest_tf32(__uint_as_float(rows[c].element[i]));
 #endif
     store(i, cell);
   }
@@ -853,7 +832,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         for (int c = 0; c < 2; ++c) {
           Words<RUN> run;
 #pragma unroll
-          for (int word = 0; word < RUN; ++word) run.word[word] = held[word][(t * 4 + r * 2 + c) % HELD];
+          for (int word = 0; word < RUN; ++word) run.element[word] = held[word][(t * 4 + r * 2 + c) % HELD];
           if (late_targets[r] != nullptr && (SPECIALIZED(WHOLE_TILES, false) || c < late_left))
             store_run(late_targets[r] + (c == 0 ? 0 : output.stride[1]), run);
         }
@@ -999,7 +978,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       }
       // A word of two channels, in row r of patch m.
       const auto rounded = [&](int m, int j, int r) {
-        const FinishedPair pair = epilogue.finish_pair(sums[m][j * 4 + r * 2], sums[m][j * 4 + r * 2 + 1]);
+        const Vector<2> pair = epilogue.finish_pair(sums[m][j * 4 + r * 2], sums[m][j * 4 + r * 2 + 1]);
         unsigned word;
         memcpy(&word, &pair, sizeof word);
         return word;
@@ -1031,22 +1010,22 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
 #pragma unroll
               for (int word = 0; word < 2 * RUN; ++word) {
                 const int c = word / RUN, m = word % RUN / 2, e = word % 2;
-                run[c].word[word % RUN] =
+                run[c].element[word % RUN] =
                     __float_as_uint(epilogue.finish(sums[e * (at_once - 1) * TILES_M + m][j * 4 + r * 2 + c], start[c]));
               }
 #else
 #pragma unroll
               for (int m = 0; m < TILES_M; ++m) {
                 const unsigned before = held[m][j * 2 + r], now = rounded(m, j, r);
-                run[0].word[m] = __byte_perm(before, now, swapped ? 0x1054u : 0x5410u);
-                run[1].word[m] = __byte_perm(before, now, swapped ? 0x3276u : 0x7632u);
+                run[0].element[m] = __byte_perm(before, now, swapped ? 0x1054u : 0x5410u);
+                run[1].element[m] = __byte_perm(before, now, swapped ? 0x3276u : 0x7632u);
               }
 #endif
               if (j >= SUMS / 4 - LATE) {
 #pragma unroll
                 for (int word = 0; word < RUN; ++word) {
                   const int at = (j - (SUMS / 4 - LATE)) * 4 + r * 2;
-                  held[word][at % HELD] = run[0].word[word], held[word][(at + 1) % HELD] = run[1].word[word];
+                  held[word][at % HELD] = run[0].element[word], held[word][(at + 1) % HELD] = run[1].element[word];
                 }
                 continue;
               }
@@ -1075,14 +1054,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
           scalar_t* const y = targets[r] + ahead_w * output.stride[4];
           Words<2> pair;
 #pragma unroll
-          for (int c = 0; c < 2; ++c) pair.word[c] = __float_as_uint(epilogue.finish(sums[i / 2][j * 4 + r * 2 + c], start[c]));
+          for (int c = 0; c < 2; ++c)
+            pair.element[c] = __float_as_uint(epilogue.finish(sums[i / 2][j * 4 + r * 2 + c], start[c]));
           const bool stored = live[r] && w + ahead_w < problem.output_size[2];
           if (channel_pairs) {
             if (stored && left > 0) store_streaming(reinterpret_cast<Words<2>*>(y), pair);
             continue;
           }
-          if (stored && left > 0) *y = __uint_as_float(pair.word[0]);
-          if (stored && left > 1) y[output.stride[1]] = __uint_as_float(pair.word[1]);
+          if (stored && left > 0) *y = __uint_as_float(pair.element[0]);
+          if (stored && left > 1) y[output.stride[1]] = __uint_as_float(pair.element[1]);
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) targets[r] = advanced(targets[r], ahead);
@@ -1106,15 +1086,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
             forget_memory();
             Words<4> run;
 #pragma unroll
-            for (int c = 0; c < 4; ++c) run.word[c] = j + c < SUMS / 4 ? words[i / 2][(j + c) % (SUMS / 4) * 2 + i % 2] : 0u;
+            for (int c = 0; c < 4; ++c) run.element[c] = j + c < SUMS / 4 ? words[i / 2][(j + c) % (SUMS / 4) * 2 + i % 2] : 0u;
 #pragma unroll
             for (int bit = 1; bit < 4; bit *= 2) {
               const bool upper = (quarter & bit) != 0;
 #pragma unroll
               for (int c = 0; c < 4; ++c) {
                 if ((c & bit) != 0) continue;
-                const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? run.word[c] : run.word[c + bit], bit);
-                (upper ? run.word[c] : run.word[c + bit]) = got;
+                const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? run.element[c] : run.element[c + bit], bit);
+                (upper ? run.element[c] : run.element[c + bit]) = got;
               }
             }
             const int ahead_w = i / 2 * stride_w + ew;

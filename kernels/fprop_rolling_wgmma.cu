@@ -187,16 +187,14 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/bulk_store.cuh"
+#include "convt3d/cell.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/layout.cuh"
-#include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/split_tf32.cuh"
 #include "convt3d/store_piece.cuh"
-#include "convt3d/weight_cell.cuh"
 #include "convt3d/wgmma.cuh"
 
 // Cells of 16 bytes in a chunk, and tiles of 64 rows a warpgroup has; 0: by the problem.
@@ -284,30 +282,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #define SUMS 192
 #endif
 
-constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
-constexpr int LINE = 2 * VECTOR;               // outputs in the 32 bytes that bulk stores begin on
-
-struct alignas(16) Cell {
-  unsigned words[4];
-};
-
-// VECTOR channels as wgmma reads them; for tf32x3 `low` is what the first part leaves over.
-__device__ inline void round_cell(const float (&values)[VECTOR], Cell& high, Cell& low) {
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) {
-    if (PARTS == 2) {
-      split_tf32(values[v], high.words[v], low.words[v]);
-    } else {
-      high.words[v] = round_to_tf32(values[v]);
-    }
-  }
-}
-
-template <class T>
-__device__ inline void round_cell(const T (&values)[VECTOR], Cell& high, Cell&) {
-#pragma unroll
-  for (int v = 0; v < VECTOR; v += 2) high.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
-}
+constexpr int LINE = 2 * VECTOR;  // outputs in the 32 bytes that bulk stores begin on
 
 __device__ inline scalar_t zero_scalar() { return to_scalar(accum_t(0)); }
 
@@ -355,7 +330,7 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   scalar_t values[VECTOR];
   load_weight_cell(values, weight, group * in_channels + ci, co, slot, th, tw, co < out_channels ? in_channels - ci : 0);
   Cell low;
-  round_cell(values, slab[i], low);
+  make_cell<round_to_tf32>(values, slab[i], low);
   if (PARTS == 2) slab[chunk_cells * columns + i] = low;
 }
 
@@ -566,7 +541,7 @@ __device__ __forceinline__ void fill_cells(Cell* cells, int count, Next next, co
     for (int cell = 0; cell < BATCH; ++cell) {
       if (first + cell >= count) break;
       Cell high, low;
-      round_cell(values[cell], high, low);
+      make_cell<round_to_tf32>(values[cell], high, low);
       cells[(first + cell) * next] = high;
       if (PARTS == 2) cells[(count + first + cell) * next] = low;
     }
