@@ -172,12 +172,16 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/cell.cuh"
+#include "convt3d/constant.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/integers.cuh"
 #include "convt3d/layout.cuh"
+#include "convt3d/ring.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/streaming_store.cuh"
 #include "convt3d/vector.cuh"
+#include "convt3d/warp.cuh"
 #include "convt3d/wgmma_rows.cuh"
 
 #if defined(__CUDACC__)
@@ -251,8 +255,6 @@ constexpr int HEADER =
     2048;  // bytes in shared memory: barriers, from 512 on those of slabs passed on, from 640 on taps, from 1024 on units
 constexpr bool HALVES = sizeof(scalar_t) == 2;
 constexpr int RUN = 2 * TILES_M / (4 / sizeof(scalar_t));  // words of a lane's neighbours along w, of both classes
-
-__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 __device__ inline int of_axis(const int (&values)[3], int axis) {
   return axis == 0 ? values[0] : axis == 1 ? values[1] : values[2];
@@ -333,18 +335,13 @@ extern "C" __global__ void __launch_bounds__(256)
   reinterpret_cast<Cell*>(packed_weight)[(slab * chunk_cells + cell % chunk_cells) * columns + column] = cell_of(values);
 }
 
-template <int number>
-struct Number {
-  static constexpr int value = number;
-};
-
-// action(Number<number>{}), where 0 <= number < COUNT.
+// action(Constant<number>{}), where 0 <= number < COUNT.
 template <int COUNT, class Action>
 __device__ __forceinline__ void with_number(int number, Action action) {
   if constexpr (COUNT > 1) {
     if (number < COUNT - 1) return with_number<COUNT - 1>(number, action);
   }
-  action(Number<COUNT - 1>{});
+  action(Constant<COUNT - 1>{});
 }
 
 // ---- loading: a launch that lays the input out as [n, d, h, w][group][chunk][cell], and windows ----
@@ -360,15 +357,6 @@ __device__ __forceinline__ void load_cells(const scalar_t* source, index_t chann
   }
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) store(i, cell_of(values[i]));
-}
-
-// Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
-template <typename T>
-__device__ inline bool rows_aligned(const View<T>& output, int along, int elements) {
-  bool aligned = reinterpret_cast<index_t>(output.data) % static_cast<index_t>(elements * sizeof(scalar_t)) == 0;
-#pragma unroll
-  for (int axis = 0; axis < 5; ++axis) aligned = aligned && (axis == along || output.stride[axis] % elements == 0);
-  return aligned && output.stride[along] == 1;
 }
 
 // The cells of VECTOR neighbours along w, read as 16 bytes of each channel; the first `live` channels are there.
@@ -399,7 +387,7 @@ __device__ __forceinline__ void turn_rows(const scalar_t* source, index_t channe
 
 // Whether rows along w are made of whole 16 bytes, on a multiple of 16.
 __device__ inline bool takes_rows(const Problem& problem, const View<const scalar_t>& input) {
-  return problem.input_size[2] % VECTOR == 0 && rows_aligned(input, 4, VECTOR);
+  return problem.input_size[2] % VECTOR == 0 && made_of_vectors(input, 4, VECTOR);
 }
 
 // Channels of one position that lie together, whole cells of them on 16 bytes; places in a volume fit 32 bits.
@@ -511,24 +499,6 @@ extern "C" __global__ void __launch_bounds__(LAID_THREADS)
 struct alignas(16) Unit {
   int n, d, h, w;
   int group, channel_tile, ed, eh;
-};
-
-// What all lanes have, so that the compiler knows it.
-__device__ __forceinline__ int of_warp(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
-struct Ring {
-  unsigned barriers;
-  int size, slot;
-  unsigned parity;
-  __device__ Ring(unsigned barriers_, int size_) : barriers(barriers_), size(size_), slot(0), parity(0) {}
-  __device__ unsigned full() const { return barriers + static_cast<unsigned>(slot) * 8; }
-  __device__ unsigned empty() const { return barriers + static_cast<unsigned>(size + slot) * 8; }
-  __device__ void advance() {
-    if (++slot == size) {
-      slot = 0;
-      parity ^= 1u;
-    }
-  }
 };
 
 // The input at which a window begins.
@@ -804,8 +774,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   // In laid-out windows the first warpgroup is a slab ahead of the others, so that not all end a class at the same time.
   const bool apart = LAY_OUT && CONSUMERS > 1 && slabs >= 3, leads = apart && warpgroup == 0, follows = apart && warpgroup > 0;
   // The outputs of a lane's neighbours are whole runs of their row, or eight channels neighbours in memory.
-  const bool are_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
-  const bool are_eights = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
+  const bool are_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && made_of_vectors(output, 4, 2 * TILES_M);
+  const bool are_eights = out_channels % 8 == 0 && made_of_vectors(output, 1, 8);
   [[maybe_unused]] const bool whole_runs = WHOLE_RUNS ? SPECIALIZED(WHOLE_RUNS == 2, are_runs) : are_runs;
   [[maybe_unused]] const bool whole_channels = WHOLE_CHANNELS ? SPECIALIZED(WHOLE_CHANNELS == 2, are_eights) : are_eights;
   const unsigned stage_k = static_cast<unsigned>(positions), slab_k = static_cast<unsigned>(columns8) * 8;  // in 16 bytes
@@ -1042,7 +1012,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         }
       }
 #if defined(CONVT3D_TF32)
-      const bool channel_pairs = out_channels % 2 == 0 && rows_aligned(output, 1, 2);
+      const bool channel_pairs = out_channels % 2 == 0 && made_of_vectors(output, 1, 2);
 #pragma unroll
       for (int j = 0; j < SUMS / 4; ++j) {
         if (j >= columns8) break;

@@ -320,11 +320,11 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       }
     };
     if (!vectors(output, out_channels)) {
-      store(Flag<false>{}, Flag<true>{});
+      store(Constant<false>{}, Constant<true>{});
     } else if (epilogue.changes_sums()) {
-      store(Flag<true>{}, Flag<true>{});
+      store(Constant<true>{}, Constant<true>{});
     } else {
-      store(Flag<true>{}, Flag<false>{});
+      store(Constant<true>{}, Constant<false>{});
     }
   }
 }

@@ -84,8 +84,8 @@ shared_bytes = "shared_bytes"
 //   4. The sums pass through shared memory, [column][voxel], and leave it 16 bytes at a time as the output lies: in NCDHW the
 //      taps of a row alternate over neighbouring voxels, in channels_last neighbouring channels follow each other.
 #include "convt3d.cuh"
+#include "convt3d/constant.cuh"
 #include "convt3d/epilogue.cuh"
-
 #include "convt3d/mma.cuh"
 #include "convt3d/split_tf32.cuh"
 #include "convt3d/vector.cuh"
@@ -169,11 +169,6 @@ __device__ inline Voxel voxel_of(int row, const int (&size)[3]) {
   voxel.n = row / size[0];
   return voxel;
 }
-
-template <int COUNT>
-struct Taps {
-  static constexpr int count = COUNT;
-};
 
 __device__ inline bool on_vectors(const void* data, index_t strides) {
   return reinterpret_cast<unsigned long long>(data) % 16 == 0 && strides % VECTOR == 0;
@@ -506,7 +501,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
   // A thread stores one run of voxels, and several columns of it.
   // 16 bytes of NCDHW: KERNEL taps of a row for each of VECTOR / KERNEL voxels.
   const auto store_rows = [&](auto kernel_w) {
-    constexpr int KERNEL = decltype(kernel_w)::count, RUN = VECTOR / KERNEL, RUNS = TILE_VOXELS / RUN;
+    constexpr int KERNEL = decltype(kernel_w)::value, RUN = VECTOR / KERNEL, RUNS = TILE_VOXELS / RUN;
     static_assert(THREADS % RUNS == 0, "a thread keeps its voxels");
     const int voxel = thread % RUNS * RUN;
     const index_t row = row_table[voxel].output;
@@ -568,11 +563,11 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
         }
       }
     } else if (output_rows && kernel[2] == 1) {
-      store_rows(Taps<1>());
+      store_rows(Constant<1>());
     } else if (output_rows && kernel[2] == 2) {
-      store_rows(Taps<2>());
+      store_rows(Constant<2>());
     } else if (output_rows && kernel[2] == 4) {
-      store_rows(Taps<4>());
+      store_rows(Constant<4>());
     } else {
       const int voxel = thread % TILE_VOXELS;
       const index_t row = row_table[voxel].output;

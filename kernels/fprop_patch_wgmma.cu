@@ -376,11 +376,11 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       }
     };
     if (!runs) {
-      store(Flag<false>{}, Flag<true>{});
+      store(Constant<false>{}, Constant<true>{});
     } else if (epilogue.changes_sums()) {
-      store(Flag<true>{}, Flag<true>{});
+      store(Constant<true>{}, Constant<true>{});
     } else {
-      store(Flag<true>{}, Flag<false>{});
+      store(Constant<true>{}, Constant<false>{});
     }
   }
 }

@@ -154,11 +154,14 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/cell.cuh"
+#include "convt3d/constant.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/integers.cuh"
 #include "convt3d/layout.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
+#include "convt3d/warp.cuh"
 #include "convt3d/wgmma_registers.cuh"
 
 // At most so many output channels in a tile, and cells of 16 bytes in a chunk of input channels.
@@ -179,8 +182,6 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 
 constexpr int HEADER = 1024;  // bytes in shared memory: barriers
 constexpr int MOST_TAPS = 16, MOST_PLACES = 8;
-
-__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // The taps of one axis. Tap t adds the input `ahead[t]` of an output block to the block's place `place[t]`.
 struct AxisTaps {
@@ -211,14 +212,10 @@ __device__ constexpr AxisTaps axis_taps(int kernel, int stride, int padding, int
 
 // Loops that a GPU's binary has written out: `body` is called with each number below `count`, on a GPU constants.
 #if defined(__CUDACC__)
-template <int number>
-struct Number {
-  static constexpr int value = number;
-};
 template <int count, int at = 0, class Body>
 __device__ __forceinline__ void for_each(const Body& body) {
   if constexpr (at < count) {
-    body(Number<at>{});
+    body(Constant<at>{});
     for_each<count, at + 1>(body);
   }
 }
@@ -271,9 +268,6 @@ extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem,
 
 // ---- the product ----
 
-// What all lanes have, so that the compiler knows it.
-__device__ __forceinline__ int of_warp(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
 // A tile of output blocks for a set of groups and a tile of their channels.
 struct Unit {
   int set, n, d, h, w;
@@ -300,14 +294,6 @@ __device__ __forceinline__ void advance(Unit& unit, const Unit& step, int batch,
   add(unit.d, unit.n, step.d, tiles_d);
   add(unit.n, unit.set, step.n, batch);
   unit.set += step.set;
-}
-
-// Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
-__device__ inline bool rows_aligned(const View<scalar_t>& output, int along, int elements) {
-  bool aligned = reinterpret_cast<index_t>(output.data) % static_cast<index_t>(elements * sizeof(scalar_t)) == 0;
-#pragma unroll
-  for (int axis = 0; axis < 5; ++axis) aligned = aligned && (axis == along || output.stride[axis] % elements == 0);
-  return aligned && output.stride[along] == 1;
 }
 
 // Channels of one position that lie together, whole cells of them on 16 bytes.
@@ -497,8 +483,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
   float sums[SPECIALIZED(classes * class_sums, 128)];
   // How outputs are stored: rows of 16 blocks and more through shared memory, pairs of neighbours along w, pairs of channels, or one by one.
   const bool in_runs = row_blocks > 8 && output.stride[4] == 1;
-  const bool even_rows = stride_w == 2 && rows_aligned(output, 4, 2) && problem.output_size[2] % 2 == 0,
-             even_channels = set_outputs % 2 == 0 && rows_aligned(output, 1, 2);
+  const bool even_rows = stride_w == 2 && made_of_vectors(output, 4, 2) && problem.output_size[2] % 2 == 0,
+             even_channels = set_outputs % 2 == 0 && made_of_vectors(output, 1, 2);
   CONSTANT bool in_pairs = stride_w == 2;
   CONSTANT int run_pitch = row_blocks * stride_w + VECTOR;
   scalar_t* const own_runs =

@@ -209,8 +209,8 @@ PATCH_MISTAKES = SHARED_MISTAKES | {
     "the first chunk's channels again": ("(copied_chunk * 2 + half) * STAGED", "half * STAGED"),
     "channels in other places than they are read from": ("stage + staged(k, lane % COUNT)", "stage + k * COUNT + lane % COUNT"),
     "no bias where runs are whole": (
-        "(epilogue.changes_sums()) {\n      store(Flag<true>{}, Flag<true>{});",
-        "(epilogue.changes_sums()) {\n      store(Flag<true>{}, Flag<false>{});",
+        "(epilogue.changes_sums()) {\n      store(Constant<true>{}, Constant<true>{});",
+        "(epilogue.changes_sums()) {\n      store(Constant<true>{}, Constant<false>{});",
     ),
     "pairs in the first taps' place": ("tap % kernel_w * output.stride[4]", "tap % 2 * output.stride[4]"),
 }

@@ -3,6 +3,7 @@
 
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/cell.cuh"
+#include "convt3d/constant.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/wgmma_registers.cuh"
@@ -17,11 +18,6 @@ static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, an
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
 constexpr int STAGED = 64 / SIZE;                            // channels of a stage, which is half a chunk
 constexpr int COUNT = 16 * ROWS, STAGE_BYTES = 1024 * ROWS;  // a warp's voxels, and its inputs of a stage
-
-template <bool VALUE>
-struct Flag {
-  static constexpr bool value = VALUE;
-};
 
 // Packed weights: [group][column tile][chunk][part] of [cell][column]; a chunk is eight cells, `number` counts those of all chunks.
 __device__ inline void pack_cell(const scalar_t (&values)[VECTOR], accum_t* packed_weight, index_t number, int tile_columns,
