@@ -99,6 +99,7 @@ shared_bytes = "shared_bytes"
 // registers every two taps.
 #include "convt3d.cuh"
 #include "convt3d/cell.cuh"
+#include "convt3d/dense_axis.cuh"
 #include "convt3d/epilogue.cuh"
 
 #ifndef TILE_VOXELS
@@ -154,16 +155,11 @@ extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_cells(const Problem p
   }
 }
 
-// Taps of an axis that belong to the classes before this one, classes counted by their first tap.
-__device__ inline int taps_before(const AxisClass& axis, int kernel_size) {
-  return axis.first_tap * (kernel_size / axis.tap_step) + min(axis.first_tap, kernel_size % axis.tap_step);
-}
-
 // Where a class begins in packed[group][channel tile][class][outer tap][chunk][run tap], counted in taps of one chunk.
 __device__ inline int class_start(const AxisClass (&axis)[3], const int (&kernel_size)[3]) {
-  const int w = taps_before(axis[2], kernel_size[2]), h = taps_before(axis[1], kernel_size[1]);
-  return (taps_before(axis[0], kernel_size[0]) * kernel_size[1] + axis[0].taps * h) * kernel_size[2] +
-         axis[0].taps * axis[1].taps * w;
+  const auto before = [&](int a) { return taps_before_class(kernel_size[a], axis[a].tap_step, axis[a].first_tap); };
+  const int w = before(2), h = before(1);
+  return (before(0) * kernel_size[1] + axis[0].taps * h) * kernel_size[2] + axis[0].taps * axis[1].taps * w;
 }
 
 // Each element of packed[..][run tap] is cells [part][half chunk][N]; a thread makes those of one half chunk and n.
