@@ -316,10 +316,8 @@ def test_mistakes_in_parts_of_operands_are_found(mistake: str, assert_found: Cal
 
 
 def test_tf32_operands_lose_their_low_bits() -> None:
-    kernel = kernels()["fprop_rolling_wgmma"]
-    unrounded = kernel.source.replace("high.words[v] = round_to_tf32(values[v]);", "high.words[v] = __float_as_uint(values[v]);")
-    assert unrounded != kernel.source
-    trial = Kernel.from_source(unrounded, "unrounded").replace_tunables(**SMALL)
+    right, wrong = "high.element[v] = round(values[v]);", "high.element[v] = __float_as_uint(values[v]);"
+    trial = mistaken(kernels()["fprop_rolling_wgmma"], right, wrong).replace_tunables(**SMALL)
     outcome = verify(HostBackend(), trial, Problem.parse("n2_c1to1_i8_k1"), "tf32", "random", 0)
     assert not outcome.ok and "beyond its bound" in outcome.message, "cut off, not rounded"
 
