@@ -155,6 +155,7 @@ block = 256
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/split_tf32.cuh"
+#include "convt3d/vector.cuh"
 
 // Rows of a tile, 16, 32, 64 or 128; columns of a tile, 64, 128 or 256; parts of the depth. 0: by the problem.
 #ifndef TILE_ROWS
@@ -440,13 +441,11 @@ struct Stage {
 // Four outputs, `count` of which there are, a step apart; `whole` where the step is one.
 __device__ __forceinline__ void store_four(const Epilogue& epilogue, scalar_t* y, const float (&sum)[4], index_t step,
                                            int count, bool whole) {
-  struct alignas(4 * SIZE) Four {
-    scalar_t element[4];
-  } four;
+  Vector<4> four;
 #pragma unroll
   for (int q = 0; q < 4; ++q) four.element[q] = epilogue.finish(sum[q]);
-  if (whole && count == 4 && reinterpret_cast<unsigned long long>(y) % sizeof(Four) == 0) {
-    *reinterpret_cast<Four*>(y) = four;
+  if (whole && count == 4 && reinterpret_cast<unsigned long long>(y) % sizeof(Vector<4>) == 0) {
+    *reinterpret_cast<Vector<4>*>(y) = four;
     return;
   }
 #pragma unroll

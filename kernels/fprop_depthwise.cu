@@ -59,6 +59,7 @@ shared_bytes = "block_channels * channel_bytes"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_piece.cuh"
 #include "convt3d/taps.cuh"
+#include "convt3d/vector.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -121,11 +122,6 @@ constexpr int BLOCKS = (sizeof(accum_t) == 8 ? 8 : RESIDENT_WARPS) / BLOCK_WARPS
 constexpr int INPUTS = (LENGTH_H + KERNEL_H / STRIDE_H) * (LENGTH_W + KERNEL_W / STRIDE_W);
 constexpr int UNROLL = INPUTS <= 80 && KERNEL_H * KERNEL_W <= 16 && DILATION_H * DILATION_W == 1 ? 8 : 1;
 
-template <int LENGTH>
-struct alignas(LENGTH * sizeof(scalar_t)) Vector {
-  scalar_t element[LENGTH];
-};
-
 // What all threads of a block have in common. In shared memory, because registers are for inputs and sums.
 struct Block {
   AxisClass d;
@@ -147,12 +143,10 @@ struct Place {
 template <int LENGTH>
 __device__ __forceinline__ void load_vector(accum_t* x, const scalar_t* from, bool inside) {
   if constexpr (sizeof(scalar_t) == 2) {
-    struct alignas(2 * LENGTH) Words {
-      unsigned pair[LENGTH / 2];
-    };
-    const Words loaded = inside ? *reinterpret_cast<const Words*>(from) : Words{};
+    const Words<LENGTH / 2> loaded = inside ? *reinterpret_cast<const Words<LENGTH / 2>*>(from) : Words<LENGTH / 2>{};
 #pragma unroll
-    for (int e = 0; e < LENGTH; ++e) x[e] = to_accum(scalar_t{static_cast<unsigned short>(loaded.pair[e / 2] >> 16 * (e % 2))});
+    for (int e = 0; e < LENGTH; ++e)
+      x[e] = to_accum(scalar_t{static_cast<unsigned short>(loaded.element[e / 2] >> 16 * (e % 2))});
   } else {
     const Vector<LENGTH> loaded = inside ? *reinterpret_cast<const Vector<LENGTH>*>(from) : Vector<LENGTH>{};
 #pragma unroll

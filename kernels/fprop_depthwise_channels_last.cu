@@ -104,6 +104,7 @@ shared_bytes = "4 * taps * pitch"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/taps.cuh"
+#include "convt3d/vector.cuh"
 
 // Neighbouring channels of a thread.
 #ifndef CHANNELS
@@ -218,11 +219,6 @@ struct Raw {
   unsigned word[WORDS];
 };
 
-template <int BYTES>
-struct alignas(BYTES) Piece {
-  unsigned word[BYTES / 4];
-};
-
 // What all of a thread's work has in common; numbers that a GPU's binary is compiled for.
 struct Shape {
   Taps h, w;
@@ -243,11 +239,11 @@ struct Place {
   bool inside;  // all of it
 };
 
-template <int BYTES>
-__device__ __forceinline__ void load_piece(Raw& raw, const scalar_t* from, bool inside) {
-  const Piece<BYTES> piece = inside ? *reinterpret_cast<const Piece<BYTES>*>(from) : Piece<BYTES>{};
+template <int COUNT>
+__device__ __forceinline__ void load_words(Raw& raw, const scalar_t* from, bool inside) {
+  const Words<COUNT> words = inside ? *reinterpret_cast<const Words<COUNT>*>(from) : Words<COUNT>{};
 #pragma unroll
-  for (int i = 0; i < BYTES / 4; ++i) raw.word[i] = piece.word[i];
+  for (int i = 0; i < COUNT; ++i) raw.word[i] = words.element[i];
 }
 
 __device__ __forceinline__ unsigned bits_of(float value) { return __float_as_uint(value); }
@@ -259,11 +255,11 @@ __device__ __forceinline__ unsigned bits_of(Half value) {
 // Load a vector of `count` channels. What lies outside is zeros that were not read.
 __device__ __forceinline__ void load(Raw& raw, const scalar_t* from, int count, bool inside) {
   if (count * SIZE == 4) {
-    load_piece<4>(raw, from, inside);
+    load_words<1>(raw, from, inside);
   } else if (WORDS >= 2 && count * SIZE == 8) {
-    load_piece<WORDS >= 2 ? 8 : 4>(raw, from, inside);
+    load_words<WORDS >= 2 ? 2 : 1>(raw, from, inside);
   } else if (WORDS >= 4 && count * SIZE == 16) {
-    load_piece<WORDS >= 4 ? 16 : 4>(raw, from, inside);
+    load_words<WORDS >= 4 ? 4 : 1>(raw, from, inside);
   } else {
     raw.word[0] = inside ? bits_of(*from) : 0u;  // one element of 16 bits
   }

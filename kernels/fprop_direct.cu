@@ -137,6 +137,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_vector.cuh"
 #include "convt3d/taps.cuh"
+#include "convt3d/vector.cuh"
 
 #ifndef THREADS
 #define THREADS 128
@@ -223,11 +224,6 @@ constexpr int MOST_INPUTS = 64, MOST_ROW = 64, MOST_LENGTH = 64;  // of a row of
 constexpr int WARPS = SUMS > 32 && (OUT_CHANNELS > 2 || KERNEL_W > 4) ? RESIDENT_WARPS * 3 / 4 : RESIDENT_WARPS;
 // Planes of a window in one piece of code; without a stride all planes are alike but for their tap.
 constexpr int UNROLLED_PLANES = STRIDE_D == 1 ? 1 : 16;
-
-template <int LENGTH>
-struct alignas(LENGTH * sizeof(scalar_t)) Vector {
-  scalar_t element[LENGTH];
-};
 
 // A thread's window and the weights of its channel.
 struct Window {

@@ -98,6 +98,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/taps.cuh"
+#include "convt3d/vector.cuh"
 
 #ifndef THREADS
 #define THREADS 128
@@ -171,11 +172,6 @@ shared_bytes = "shared_bytes"
 
 static_assert(SUMS <= 128 && INPUTS <= 64, "a thread has registers for no more");
 constexpr int MOST_SUMS = 128, MOST_INPUTS = 64, MOST_ROW = 64;  // of a thread; of a plane of a channel; of a row of taps
-
-template <int LENGTH>
-struct alignas(LENGTH * sizeof(scalar_t)) Vector {
-  scalar_t element[LENGTH];
-};
 
 // How inputs are read: one by one, along a row, or four channels at once.
 enum class Access { elements, rows, channels };

@@ -130,6 +130,7 @@ shared_bytes = "block_bytes"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_channels_last.cuh"
 #include "convt3d/store_piece.cuh"
+#include "convt3d/vector.cuh"
 
 #ifndef THREAD_QUADS
 #define THREAD_QUADS 3
@@ -181,10 +182,6 @@ constexpr int SUMS = SEGMENTS * QUADS * LIVE_RESIDUES * CHANNELS, RESIDENT_WARPS
 constexpr int RESIDENT_BLOCKS = RESIDENT_WARPS > BLOCK_WARPS ? RESIDENT_WARPS / BLOCK_WARPS : 1;
 constexpr int HEADER = 128;  // bytes of shared memory before the ring, for its barriers
 
-struct alignas(16) Vector {
-  accum_t element[4];
-};
-
 // ---- what comes before ----
 
 // packed_weight[group][thread tile][class's taps before][kd from the last][ci][kh, kw from the last][channel of the thread tile], zero
@@ -223,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Whether channels lie together, fours of them aligned for one access.
 __device__ inline bool channels_are_vectors(const View<const scalar_t>& input, int channels) {
-  bool whole = input.stride[1] == 1 && channels % 4 == 0 && reinterpret_cast<index_t>(input.data) % sizeof(Vector) == 0;
+  bool whole = input.stride[1] == 1 && channels % 4 == 0 && reinterpret_cast<index_t>(input.data) % sizeof(Vector<4>) == 0;
   for (int a = 0; a < 5; ++a) whole = whole && (a == 1 || input.stride[a] % 4 == 0);
   return whole;
 }
@@ -253,15 +250,15 @@ extern "C" __global__ void __launch_bounds__(256)
     live[s] = inside && d >= 0 && d < problem.input_size[0];
     source[s] = live[s] ? input.at(n + s % images, first, d, h, w) : input.data;
   }
-  Vector* target =
-      reinterpret_cast<Vector*>(input_cells) + (static_cast<index_t>(n / images) * problem.in_channels + first) * cells + cell;
+  Vector<4>* target = reinterpret_cast<Vector<4>*>(input_cells) +
+                      (static_cast<index_t>(n / images) * problem.in_channels + first) * cells + cell;
   const int channels = min(8, problem.in_channels - first);
   if (channels_are_vectors(input, problem.in_channels)) {
 #pragma unroll 2
     for (int c = 0; c < channels; c += 4) {
-      Vector four[SEGMENTS];
+      Vector<4> four[SEGMENTS];
 #pragma unroll
-      for (int s = 0; s < SEGMENTS; ++s) four[s] = live[s] ? *reinterpret_cast<const Vector*>(source[s] + c) : Vector{};
+      for (int s = 0; s < SEGMENTS; ++s) four[s] = live[s] ? *reinterpret_cast<const Vector<4>*>(source[s] + c) : Vector<4>{};
 #pragma unroll
       for (int e = 0; e < 4; ++e, target += cells) {
         *target = {four[0].element[e], four[1].element[e], four[2].element[e], four[3].element[e]};
@@ -271,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 #pragma unroll 4
   for (int c = 0; c < channels; ++c, target += cells) {
-    Vector value;
+    Vector<4> value;
 #pragma unroll
     for (int s = 0; s < SEGMENTS; ++s) value.element[s] = live[s] ? to_accum(source[s][c * input.stride[1]]) : accum_t(0);
     *target = value;
@@ -324,13 +321,13 @@ struct Operands {
   __device__ __forceinline__ void load(const accum_t* inputs, const accum_t* weights, int quads, int next_quad, int columns) {
 #pragma unroll
     for (int q = 0; q < quads; ++q) {
-      const Vector loaded = *reinterpret_cast<const Vector*>(inputs + q * next_quad);
+      const Vector<4> loaded = *reinterpret_cast<const Vector<4>*>(inputs + q * next_quad);
 #pragma unroll
       for (int s = 0; s < SEGMENTS; ++s) input[q * SEGMENTS + s] = loaded.element[s];
     }
 #pragma unroll
     for (int c = 0; c < columns; c += 4) {
-      const Vector loaded = *reinterpret_cast<const Vector*>(weights + c);
+      const Vector<4> loaded = *reinterpret_cast<const Vector<4>*>(weights + c);
 #pragma unroll
       for (int e = 0; e < 4; ++e) weight[c + e] = loaded.element[e];
     }
@@ -513,8 +510,8 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
     for (int i = 0; i < channel_warps; ++i, target += weight_bytes, packed += tile.tile_weights) {
       bulk_copy(target, packed, weight_bytes, full);
     }
-    const Vector* source =
-        reinterpret_cast<const Vector*>(input_cells) +
+    const Vector<4>* source =
+        reinterpret_cast<const Vector<4>*>(input_cells) +
         (tile.cells + static_cast<index_t>(kd) * tile.axis[0].spread * plane + static_cast<index_t>(first) * cells);
 #pragma unroll 1
     for (int ci = 0; ci < count; ++ci, target += window_bytes, source += cells) bulk_copy(target, source, window_bytes, full);

@@ -64,6 +64,7 @@ shared_bytes = "weight_bytes + stage_bytes"
 #include "convt3d/forget_memory.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/store_channels_last.cuh"
+#include "convt3d/vector.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -116,10 +117,6 @@ constexpr int OUTSIDE = -0x40000000;                       // of a column, a d
 constexpr int CHANNELS = 8, POSITIONS = 4, MOST_SUMS = 8;  // of a channel
 constexpr int PITCH = 33;                                  // of staged vectors: 32 lanes', and one for other banks
 
-template <int LENGTH>
-struct alignas(LENGTH * sizeof(scalar_t)) Vector {
-  scalar_t element[LENGTH];
-};
 constexpr int IN_VECTOR = 4, OUT_VECTOR = 16 / sizeof(scalar_t);  // 8 inputs of 16 bits would take too many registers
 
 struct alignas(16) Weights {

@@ -81,6 +81,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/split_tf32.cuh"
+#include "convt3d/vector.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4
@@ -126,17 +127,8 @@ union Word {
   scalar_t element[EACH];
 };
 
-template <int WORDS>
-struct alignas(4 * WORDS) Words {
-  unsigned word[WORDS];
-};
-
 struct alignas(16) Fragment {
   unsigned a[4];
-};
-
-struct alignas(2 * sizeof(scalar_t)) Pair {
-  scalar_t element[2];
 };
 
 // How many bytes a quad's first output in the first channel lies behind the tensor's first, how many outputs of its row there are from
@@ -195,7 +187,7 @@ __device__ __forceinline__ void load_window(unsigned (&words)[MOST_WORDS], const
       } else {
         const Words<4 / EACH> loaded = *reinterpret_cast<const Words<4 / EACH>*>(from + first);
 #pragma unroll
-        for (int i = 0; i < 4 / EACH; ++i) words[first / EACH + i] = loaded.word[i];
+        for (int i = 0; i < 4 / EACH; ++i) words[first / EACH + i] = loaded.element[i];
       }
     }
   } else {
@@ -471,7 +463,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
               if (taps.w.stride % 2 == 1) {
                 to[r] = sum(r, i % 4, i / 4);
               } else if (r % 2 == 0) {
-                *reinterpret_cast<Pair*>(to + r) = {{sum(r, i % 4, i / 4), sum(r + 1, i % 4, i / 4)}};
+                *reinterpret_cast<Vector<2>*>(to + r) = {{sum(r, i % 4, i / 4), sum(r + 1, i % 4, i / 4)}};
               }
             }
           }

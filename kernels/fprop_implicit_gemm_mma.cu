@@ -98,10 +98,9 @@ shared_bytes = "shared_bytes"
 // adds hi*hi, hi*lo and lo*hi; the sums of hi*hi leave the tensor cores, which cut off what they add, for fp32
 // registers every two taps.
 #include "convt3d.cuh"
+#include "convt3d/cell.cuh"
+#include "convt3d/dense_axis.cuh"
 #include "convt3d/epilogue.cuh"
-
-#include "convt3d/mma.cuh"
-#include "convt3d/split_tf32.cuh"
 
 #ifndef TILE_VOXELS
 #define TILE_VOXELS 512
@@ -114,26 +113,8 @@ shared_bytes = "shared_bytes"
 #endif
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
-constexpr int CELL = 16 / static_cast<int>(sizeof(scalar_t)), CHUNK = 2 * CELL;  // channels
+constexpr int CHUNK = 2 * VECTOR;  // channels
 static_assert(TILE_VOXELS % (2 * 16 * WARPS) == 0, "each warp owns whole m16 tiles");
-
-// The cells of `CELL` channels: one for each part.
-__device__ inline void make_cells(const float (&x)[4], uint4 (&cells)[PARTS]) {
-  cells[0] = make_uint4(round_to_tf32(x[0]), round_to_tf32(x[1]), round_to_tf32(x[2]), round_to_tf32(x[3]));
-  if constexpr (PARTS > 1) {
-    unsigned high[4], low[4];
-    for (int i = 0; i < 4; ++i) split_tf32(x[i], high[i], low[i]);
-    cells[0] = make_uint4(high[0], high[1], high[2], high[3]);
-    cells[PARTS - 1] = make_uint4(low[0], low[1], low[2], low[3]);
-  }
-}
-
-template <class Narrow>
-__device__ inline void make_cells(const Narrow (&x)[8], uint4 (&cells)[PARTS]) {
-  unsigned pairs[4];
-  for (int i = 0; i < 4; ++i) pairs[i] = x[2 * i].bits | static_cast<unsigned>(x[2 * i + 1].bits) << 16;
-  cells[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
 
 // Whether the input's channels are cells already: 16-bit, channels last, whole chunks, aligned.
 __device__ inline bool has_cells(const View<const scalar_t>& input, int channels) {
@@ -145,7 +126,7 @@ __device__ inline bool has_cells(const View<const scalar_t>& input, int channels
 
 // input_cells[n][group][chunk][part][half chunk][voxel]: a thread makes the cells of one chunk and voxel.
 extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_cells(const Problem problem, const View<const scalar_t> input,
-                                                                 uint4* __restrict__ input_cells, const int channel_chunks,
+                                                                 Cell* __restrict__ input_cells, const int channel_chunks,
                                                                  const long long input_voxels) {
   const int channels = problem.in_channels / problem.groups;
   if (has_cells(input, channels)) return;
@@ -162,33 +143,28 @@ extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_cells(const Problem p
     const Voxel at = voxel_at(voxel, 1, problem.input_size);
     source += at.d * input.stride[2] + at.h * input.stride[3] + at.w * input.stride[4];
   }
-  scalar_t values[2][CELL];
+  scalar_t values[2][VECTOR];
   for (int c = 0; c < CHUNK; ++c) {
-    values[c / CELL][c % CELL] = chunk * CHUNK + c < channels ? source[c * input.stride[1]] : scalar_t();
+    values[c / VECTOR][c % VECTOR] = chunk * CHUNK + c < channels ? source[c * input.stride[1]] : scalar_t();
   }
   for (int half = 0; half < 2; ++half) {
-    uint4 cells[PARTS];
-    make_cells(values[half], cells);
+    Cell cells[PARTS];
+    make_cell<round_to_tf32>(values[half], cells[0], cells[PARTS - 1]);
     for (int part = 0; part < PARTS; ++part)
       input_cells[((slab * PARTS + part) * 2 + half) * input_voxels + voxel] = cells[part];
   }
 }
 
-// Taps of an axis that belong to the classes before this one, classes counted by their first tap.
-__device__ inline int taps_before(const AxisClass& axis, int kernel_size) {
-  return axis.first_tap * (kernel_size / axis.tap_step) + min(axis.first_tap, kernel_size % axis.tap_step);
-}
-
 // Where a class begins in packed[group][channel tile][class][outer tap][chunk][run tap], counted in taps of one chunk.
 __device__ inline int class_start(const AxisClass (&axis)[3], const int (&kernel_size)[3]) {
-  const int w = taps_before(axis[2], kernel_size[2]), h = taps_before(axis[1], kernel_size[1]);
-  return (taps_before(axis[0], kernel_size[0]) * kernel_size[1] + axis[0].taps * h) * kernel_size[2] +
-         axis[0].taps * axis[1].taps * w;
+  const auto before = [&](int a) { return taps_before_class(kernel_size[a], axis[a].tap_step, axis[a].first_tap); };
+  const int w = before(2), h = before(1);
+  return (before(0) * kernel_size[1] + axis[0].taps * h) * kernel_size[2] + axis[0].taps * axis[1].taps * w;
 }
 
 // Each element of packed[..][run tap] is cells [part][half chunk][N]; a thread makes those of one half chunk and n.
 extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_pack(const Problem problem, const View<const scalar_t> weight,
-                                                                uint4* __restrict__ packed, const int tile_channels,
+                                                                Cell* __restrict__ packed, const int tile_channels,
                                                                 const int channel_tiles, const int channel_chunks,
                                                                 const int rows_inside, const long long packed_cells) {
   long long rest = blockIdx.x * 256LL + threadIdx.x;
@@ -210,15 +186,15 @@ extern "C" __global__ void convt3d_fprop_implicit_gemm_mma_pack(const Problem pr
   const int channel_tile = static_cast<int>(rest % channel_tiles), group = static_cast<int>(rest / channel_tiles);
 
   const int channels = problem.in_channels / problem.groups, co = channel_tile * tile_channels + n;
-  const int first = chunk * CHUNK + half * CELL;
+  const int first = chunk * CHUNK + half * VECTOR;
   const scalar_t* source = weight.at(group * channels + first, co, tap[0], tap[1], tap[2]);
-  scalar_t values[CELL];
-  for (int i = 0; i < CELL; ++i) {
+  scalar_t values[VECTOR];
+  for (int i = 0; i < VECTOR; ++i) {
     const bool live = co < problem.out_channels / problem.groups && first + i < channels;
     values[i] = live ? source[i * weight.stride[0]] : scalar_t();
   }
-  uint4 cells[PARTS];
-  make_cells(values, cells);
+  Cell cells[PARTS];
+  make_cell<round_to_tf32>(values, cells[0], cells[PARTS - 1]);
 
   const int d = tap[0] / axis[0].tap_step, h = tap[1] / axis[1].tap_step, w = tap[2] / axis[2].tap_step;
   const int outer = rows_inside ? d : d * axis[1].taps + h, inner = rows_inside ? h * axis[2].taps + w : w;
@@ -312,17 +288,17 @@ __device__ inline void add(float (&sums)[M_TILES][N_TILES][4], const float (&mor
 }
 
 template <int N>
-__device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input,
-                                const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
-                                const Epilogue& epilogue, const View<scalar_t>& output, int voxel_tiles, int channel_tiles,
-                                int run, int staged_taps, int group_chunks, bool rows_inside) {
+__device__ inline void convolve(const Problem& problem, const View<const scalar_t>& input, const Cell* __restrict__ input_cells,
+                                const Cell* __restrict__ packed, const Epilogue& epilogue, const View<scalar_t>& output,
+                                int voxel_tiles, int channel_tiles, int run, int staged_taps, int group_chunks,
+                                bool rows_inside) {
   if (PARTS == 2 && N == 64) return;  // never launched: three sums for each output would not fit in registers
   constexpr int VOXELS = voxels_of(N), M_TILES = m_tiles_of(N), N_TILES = N / 8;
   constexpr int TAP_CELLS = PARTS * 2 * N;
   constexpr bool AHEAD = loads_ahead(N);
-  extern __shared__ uint4 shared[];
-  uint4* const inputs = shared;                                        // [2][group_chunks][PARTS][2][run]
-  uint4* const weights = inputs + 2 * group_chunks * PARTS * 2 * run;  // [2][staged_taps][TAP_CELLS]
+  extern __shared__ Cell shared[];
+  Cell* const inputs = shared;                                        // [2][group_chunks][PARTS][2][run]
+  Cell* const weights = inputs + 2 * group_chunks * PARTS * 2 * run;  // [2][staged_taps][TAP_CELLS]
   Position* const positions = reinterpret_cast<Position*>(weights + 2 * staged_taps * TAP_CELLS);  // [run]
   __shared__ AxisClass axis[3];  // what the loop seldom needs stays out of registers
   __shared__ int first_q[3];
@@ -433,7 +409,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
 
   const long long kernel_taps =
       static_cast<long long>(problem.kernel_size[0]) * problem.kernel_size[1] * problem.kernel_size[2];
-  const uint4* stream =
+  const Cell* stream =
       packed + ((group * channel_tiles + channel_tile) * kernel_taps + class_start(axis, problem.kernel_size)) *
                    channel_chunks * TAP_CELLS;
   const int group_taps = group_chunks * run_taps, last_group_taps = ((channel_chunks - 1) % group_chunks + 1) * run_taps;
@@ -560,7 +536,7 @@ __device__ inline void convolve(const Problem& problem, const View<const scalar_
 
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(8))
     convt3d_fprop_implicit_gemm_mma_8(const Problem problem, const View<const scalar_t> input,
-                                      const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
+                                      const Cell* __restrict__ input_cells, const Cell* __restrict__ packed,
                                       const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                       const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                       const int rows_inside) {
@@ -570,7 +546,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(8))
 
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(16))
     convt3d_fprop_implicit_gemm_mma_16(const Problem problem, const View<const scalar_t> input,
-                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
+                                       const Cell* __restrict__ input_cells, const Cell* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {
@@ -580,7 +556,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(16))
 
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(24))
     convt3d_fprop_implicit_gemm_mma_24(const Problem problem, const View<const scalar_t> input,
-                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
+                                       const Cell* __restrict__ input_cells, const Cell* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {
@@ -590,7 +566,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(24))
 
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(32))
     convt3d_fprop_implicit_gemm_mma_32(const Problem problem, const View<const scalar_t> input,
-                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
+                                       const Cell* __restrict__ input_cells, const Cell* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {
@@ -600,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(32))
 
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(48))
     convt3d_fprop_implicit_gemm_mma_48(const Problem problem, const View<const scalar_t> input,
-                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
+                                       const Cell* __restrict__ input_cells, const Cell* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {
@@ -610,7 +586,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(48))
 
 extern "C" __global__ void __launch_bounds__(THREADS, blocks_of(64))
     convt3d_fprop_implicit_gemm_mma_64(const Problem problem, const View<const scalar_t> input,
-                                       const uint4* __restrict__ input_cells, const uint4* __restrict__ packed,
+                                       const Cell* __restrict__ input_cells, const Cell* __restrict__ packed,
                                        const scalar_t* __restrict__ bias, const View<scalar_t> output, const int voxel_tiles,
                                        const int channel_tiles, const int run, const int staged_taps, const int group_chunks,
                                        const int rows_inside) {

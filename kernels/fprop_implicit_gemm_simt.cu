@@ -266,7 +266,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][MOST_CHANNEL
         for (int q = 0; q < quads; ++q) {
 #pragma unroll
           for (int i = 0; i < tap_row.width(); i += VECTOR) {
-            const Vector loaded = *reinterpret_cast<const Vector*>(row[q] + i);
+            const SharedVector loaded = *reinterpret_cast<const SharedVector*>(row[q] + i);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) x[q][i + e] = loaded.element[e];
           }
@@ -276,7 +276,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][MOST_CHANNEL
         for (int k = 0; k < tap_row.taps; ++k) {
 #pragma unroll
           for (int c = 0; c < thread_channels; c += VECTOR) {
-            const Vector w = *reinterpret_cast<const Vector*>(weights + k * thread_channels + c);
+            const SharedVector w = *reinterpret_cast<const SharedVector*>(weights + k * thread_channels + c);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
 #pragma unroll
@@ -370,10 +370,10 @@ __device__ __forceinline__ void store_eight(const scalar_t (&row)[8], scalar_t* 
     if (sizeof(scalar_t) == 4 && misaligned == 0) {
 #pragma unroll
       for (int i = 0; i < 8; i += VECTOR) {
-        GlobalVector out;
+        Vector<VECTOR> out;
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) out.element[e] = row[i + e];
-        *reinterpret_cast<GlobalVector*>(y + i) = out;
+        *reinterpret_cast<Vector<VECTOR>*>(y + i) = out;
       }
     } else if (misaligned % 2 == 0) {
 #pragma unroll
@@ -509,10 +509,10 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)
       } else {
         stage_rows(tile, problem, input, volume, row_offset, count, stage);
       }
-      Vector* weights = reinterpret_cast<Vector*>(stage + weights_at);
+      SharedVector* weights = reinterpret_cast<SharedVector*>(stage + weights_at);
       const index_t source =
           tile.weights + channel_warp * tile.tile_weights + static_cast<index_t>(first) * tile.channel_weights;
-      const Vector* packed = reinterpret_cast<const Vector*>(packed_weight + source);
+      const SharedVector* packed = reinterpret_cast<const SharedVector*>(packed_weight + source);
 #pragma unroll 1
       for (int i = again - channel_warp * position_threads; i < count * tile.channel_weights / VECTOR; i += position_threads)
         copy_async(weights + i, packed + i, true);

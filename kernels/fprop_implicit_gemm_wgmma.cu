@@ -171,12 +171,17 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
+#include "convt3d/cell.cuh"
+#include "convt3d/constant.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/integers.cuh"
 #include "convt3d/layout.cuh"
+#include "convt3d/ring.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/streaming_store.cuh"
-#include "convt3d/weight_cell.cuh"
+#include "convt3d/vector.cuh"
+#include "convt3d/warp.cuh"
 #include "convt3d/wgmma_rows.cuh"
 
 #if defined(__CUDACC__)
@@ -249,29 +254,10 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 constexpr int HEADER =
     2048;  // bytes in shared memory: barriers, from 512 on those of slabs passed on, from 640 on taps, from 1024 on units
 constexpr bool HALVES = sizeof(scalar_t) == 2;
-constexpr int VECTOR = 16 / sizeof(scalar_t);              // channels in a cell of 16 bytes
 constexpr int RUN = 2 * TILES_M / (4 / sizeof(scalar_t));  // words of a lane's neighbours along w, of both classes
-
-__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 __device__ inline int of_axis(const int (&values)[3], int axis) {
   return axis == 0 ? values[0] : axis == 1 ? values[1] : values[2];
-}
-
-struct alignas(16) Cell {
-  unsigned words[4];
-};
-
-__device__ inline Cell cell_of(const scalar_t (&values)[VECTOR]) {
-  Cell cell;
-#if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
-#pragma unroll
-  for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
-#else
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) cell.words[v] = nearest_tf32(values[v]);
-#endif
-  return cell;
 }
 
 // The taps of one axis that reach place e of every output block: first_tap + j*stride/gcd, which reads the input first - j*dilation/gcd
@@ -349,18 +335,13 @@ extern "C" __global__ void __launch_bounds__(256)
   reinterpret_cast<Cell*>(packed_weight)[(slab * chunk_cells + cell % chunk_cells) * columns + column] = cell_of(values);
 }
 
-template <int number>
-struct Number {
-  static constexpr int value = number;
-};
-
-// action(Number<number>{}), where 0 <= number < COUNT.
+// action(Constant<number>{}), where 0 <= number < COUNT.
 template <int COUNT, class Action>
 __device__ __forceinline__ void with_number(int number, Action action) {
   if constexpr (COUNT > 1) {
     if (number < COUNT - 1) return with_number<COUNT - 1>(number, action);
   }
-  action(Number<COUNT - 1>{});
+  action(Constant<COUNT - 1>{});
 }
 
 // ---- loading: a launch that lays the input out as [n, d, h, w][group][chunk][cell], and windows ----
@@ -378,20 +359,6 @@ __device__ __forceinline__ void load_cells(const scalar_t* source, index_t chann
   for (int i = 0; i < COUNT; ++i) store(i, cell_of(values[i]));
 }
 
-template <int count>
-struct alignas(4 * count) Words {
-  unsigned word[count];
-};
-
-// Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
-template <typename T>
-__device__ inline bool rows_aligned(const View<T>& output, int along, int elements) {
-  bool aligned = reinterpret_cast<index_t>(output.data) % static_cast<index_t>(elements * sizeof(scalar_t)) == 0;
-#pragma unroll
-  for (int axis = 0; axis < 5; ++axis) aligned = aligned && (axis == along || output.stride[axis] % elements == 0);
-  return aligned && output.stride[along] == 1;
-}
-
 // The cells of VECTOR neighbours along w, read as 16 bytes of each channel; the first `live` channels are there.
 template <class Store>
 __device__ __forceinline__ void turn_rows(const scalar_t* source, index_t channel_bytes, int live, Store store) {
@@ -407,12 +374,12 @@ __device__ __forceinline__ void turn_rows(const scalar_t* source, index_t channe
 #if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
 #pragma unroll
     for (int c = 0; c < VECTOR; c += 2) {
-      const unsigned even = rows[c].words[i / 2], odd = rows[c + 1].words[i / 2];
-      cell.words[c / 2] = i % 2 == 0 ? (even & 0xffffu) | odd << 16 : even >> 16 | (odd & 0xffff0000u);
+      const unsigned even = rows[c].element[i / 2], odd = rows[c + 1].element[i / 2];
+      cell.element[c / 2] = i % 2 == 0 ? (even & 0xffffu) | odd << 16 : even >> 16 | (odd & 0xffff0000u);
     }
 #else
 #pragma unroll
-    for (int c = 0; c < VECTOR; ++c) cell.words[c] = nearest_tf32(__uint_as_float(rows[c].words[i]));
+    for (int c = 0; c < VECTOR; ++c) cell.element[c] = nearest_tf32(__uint_as_float(rows[c].element[i]));
 #endif
     store(i, cell);
   }
@@ -420,7 +387,7 @@ __device__ __forceinline__ void turn_rows(const scalar_t* source, index_t channe
 
 // Whether rows along w are made of whole 16 bytes, on a multiple of 16.
 __device__ inline bool takes_rows(const Problem& problem, const View<const scalar_t>& input) {
-  return problem.input_size[2] % VECTOR == 0 && rows_aligned(input, 4, VECTOR);
+  return problem.input_size[2] % VECTOR == 0 && made_of_vectors(input, 4, VECTOR);
 }
 
 // Channels of one position that lie together, whole cells of them on 16 bytes; places in a volume fit 32 bits.
@@ -532,24 +499,6 @@ extern "C" __global__ void __launch_bounds__(LAID_THREADS)
 struct alignas(16) Unit {
   int n, d, h, w;
   int group, channel_tile, ed, eh;
-};
-
-// What all lanes have, so that the compiler knows it.
-__device__ __forceinline__ int of_warp(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
-struct Ring {
-  unsigned barriers;
-  int size, slot;
-  unsigned parity;
-  __device__ Ring(unsigned barriers_, int size_) : barriers(barriers_), size(size_), slot(0), parity(0) {}
-  __device__ unsigned full() const { return barriers + static_cast<unsigned>(slot) * 8; }
-  __device__ unsigned empty() const { return barriers + static_cast<unsigned>(size + slot) * 8; }
-  __device__ void advance() {
-    if (++slot == size) {
-      slot = 0;
-      parity ^= 1u;
-    }
-  }
 };
 
 // The input at which a window begins.
@@ -825,8 +774,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
   // In laid-out windows the first warpgroup is a slab ahead of the others, so that not all end a class at the same time.
   const bool apart = LAY_OUT && CONSUMERS > 1 && slabs >= 3, leads = apart && warpgroup == 0, follows = apart && warpgroup > 0;
   // The outputs of a lane's neighbours are whole runs of their row, or eight channels neighbours in memory.
-  const bool are_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && rows_aligned(output, 4, 2 * TILES_M);
-  const bool are_eights = out_channels % 8 == 0 && rows_aligned(output, 1, 8);
+  const bool are_runs = stride_w == 2 && problem.output_size[2] % (2 * TILES_M) == 0 && made_of_vectors(output, 4, 2 * TILES_M);
+  const bool are_eights = out_channels % 8 == 0 && made_of_vectors(output, 1, 8);
   [[maybe_unused]] const bool whole_runs = WHOLE_RUNS ? SPECIALIZED(WHOLE_RUNS == 2, are_runs) : are_runs;
   [[maybe_unused]] const bool whole_channels = WHOLE_CHANNELS ? SPECIALIZED(WHOLE_CHANNELS == 2, are_eights) : are_eights;
   const unsigned stage_k = static_cast<unsigned>(positions), slab_k = static_cast<unsigned>(columns8) * 8;  // in 16 bytes
@@ -853,7 +802,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         for (int c = 0; c < 2; ++c) {
           Words<RUN> run;
 #pragma unroll
-          for (int word = 0; word < RUN; ++word) run.word[word] = held[word][(t * 4 + r * 2 + c) % HELD];
+          for (int word = 0; word < RUN; ++word) run.element[word] = held[word][(t * 4 + r * 2 + c) % HELD];
           if (late_targets[r] != nullptr && (SPECIALIZED(WHOLE_TILES, false) || c < late_left))
             store_run(late_targets[r] + (c == 0 ? 0 : output.stride[1]), run);
         }
@@ -999,7 +948,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
       }
       // A word of two channels, in row r of patch m.
       const auto rounded = [&](int m, int j, int r) {
-        const FinishedPair pair = epilogue.finish_pair(sums[m][j * 4 + r * 2], sums[m][j * 4 + r * 2 + 1]);
+        const Vector<2> pair = epilogue.finish_pair(sums[m][j * 4 + r * 2], sums[m][j * 4 + r * 2 + 1]);
         unsigned word;
         memcpy(&word, &pair, sizeof word);
         return word;
@@ -1031,22 +980,22 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
 #pragma unroll
               for (int word = 0; word < 2 * RUN; ++word) {
                 const int c = word / RUN, m = word % RUN / 2, e = word % 2;
-                run[c].word[word % RUN] =
+                run[c].element[word % RUN] =
                     __float_as_uint(epilogue.finish(sums[e * (at_once - 1) * TILES_M + m][j * 4 + r * 2 + c], start[c]));
               }
 #else
 #pragma unroll
               for (int m = 0; m < TILES_M; ++m) {
                 const unsigned before = held[m][j * 2 + r], now = rounded(m, j, r);
-                run[0].word[m] = __byte_perm(before, now, swapped ? 0x1054u : 0x5410u);
-                run[1].word[m] = __byte_perm(before, now, swapped ? 0x3276u : 0x7632u);
+                run[0].element[m] = __byte_perm(before, now, swapped ? 0x1054u : 0x5410u);
+                run[1].element[m] = __byte_perm(before, now, swapped ? 0x3276u : 0x7632u);
               }
 #endif
               if (j >= SUMS / 4 - LATE) {
 #pragma unroll
                 for (int word = 0; word < RUN; ++word) {
                   const int at = (j - (SUMS / 4 - LATE)) * 4 + r * 2;
-                  held[word][at % HELD] = run[0].word[word], held[word][(at + 1) % HELD] = run[1].word[word];
+                  held[word][at % HELD] = run[0].element[word], held[word][(at + 1) % HELD] = run[1].element[word];
                 }
                 continue;
               }
@@ -1063,7 +1012,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         }
       }
 #if defined(CONVT3D_TF32)
-      const bool channel_pairs = out_channels % 2 == 0 && rows_aligned(output, 1, 2);
+      const bool channel_pairs = out_channels % 2 == 0 && made_of_vectors(output, 1, 2);
 #pragma unroll
       for (int j = 0; j < SUMS / 4; ++j) {
         if (j >= columns8) break;
@@ -1075,14 +1024,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
           scalar_t* const y = targets[r] + ahead_w * output.stride[4];
           Words<2> pair;
 #pragma unroll
-          for (int c = 0; c < 2; ++c) pair.word[c] = __float_as_uint(epilogue.finish(sums[i / 2][j * 4 + r * 2 + c], start[c]));
+          for (int c = 0; c < 2; ++c)
+            pair.element[c] = __float_as_uint(epilogue.finish(sums[i / 2][j * 4 + r * 2 + c], start[c]));
           const bool stored = live[r] && w + ahead_w < problem.output_size[2];
           if (channel_pairs) {
             if (stored && left > 0) store_streaming(reinterpret_cast<Words<2>*>(y), pair);
             continue;
           }
-          if (stored && left > 0) *y = __uint_as_float(pair.word[0]);
-          if (stored && left > 1) y[output.stride[1]] = __uint_as_float(pair.word[1]);
+          if (stored && left > 0) *y = __uint_as_float(pair.element[0]);
+          if (stored && left > 1) y[output.stride[1]] = __uint_as_float(pair.element[1]);
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) targets[r] = advanced(targets[r], ahead);
@@ -1106,15 +1056,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
             forget_memory();
             Words<4> run;
 #pragma unroll
-            for (int c = 0; c < 4; ++c) run.word[c] = j + c < SUMS / 4 ? words[i / 2][(j + c) % (SUMS / 4) * 2 + i % 2] : 0u;
+            for (int c = 0; c < 4; ++c) run.element[c] = j + c < SUMS / 4 ? words[i / 2][(j + c) % (SUMS / 4) * 2 + i % 2] : 0u;
 #pragma unroll
             for (int bit = 1; bit < 4; bit *= 2) {
               const bool upper = (quarter & bit) != 0;
 #pragma unroll
               for (int c = 0; c < 4; ++c) {
                 if ((c & bit) != 0) continue;
-                const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? run.word[c] : run.word[c + bit], bit);
-                (upper ? run.word[c] : run.word[c + bit]) = got;
+                const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? run.element[c] : run.element[c + bit], bit);
+                (upper ? run.element[c] : run.element[c + bit]) = got;
               }
             }
             const int ahead_w = i / 2 * stride_w + ew;

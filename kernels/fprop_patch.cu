@@ -119,14 +119,6 @@ shared_bytes = "STAGES * 32768"
 
 static_assert(STAGES >= 2, "one stage is filled while another is read; the sums of the parts take the room of two");
 
-struct alignas(16) Vector {
-  accum_t element[4];
-};
-
-struct alignas(8) Pair {
-  accum_t element[2];
-};
-
 // Row `voxel` of the product as an index of a tensor with the channels left out.
 __device__ inline Voxel voxel_of_row(const Problem& problem, int row) {
   const int *size = problem.input_size, line = row / size[2], plane = line / size[1], n = plane / size[0];
@@ -190,7 +182,7 @@ struct Share {
   }
   __device__ __forceinline__ void copy(accum_t* target, const scalar_t* from, index_t next_channel, int left) const {
     if (vectors) {
-      copy_units<Vector>(target, from, next_channel, left);
+      copy_units<Vector<4>>(target, from, next_channel, left);
     } else {
       copy_units<accum_t>(target, from, next_channel, left);
     }
@@ -209,7 +201,7 @@ __device__ __forceinline__ void store_pairs(const accum_t (&sums)[RUN][COLUMNS],
 #pragma unroll
   for (int e = 0; e < RUN; ++e) {
     const bool begins = e % 2 == first && e + 1 < RUN, ends = e > 0 && e % 2 != first;
-    if (begins) *reinterpret_cast<Vector*>(y + e * 2) = {sums[e][c], sums[e][c + 1], sums[e + 1][c], sums[e + 1][c + 1]};
+    if (begins) *reinterpret_cast<Vector<4>*>(y + e * 2) = {sums[e][c], sums[e][c + 1], sums[e + 1][c], sums[e + 1][c + 1]};
     if (!begins && !ends) store_pair(y + e * 2, sums[e][c], sums[e][c + 1]);
   }
 }
@@ -245,8 +237,8 @@ __device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], 
       for (int c = 0; c < COLUMNS; c += 2, taps.step(at, 2)) {
         if (at.co >= out_channels) continue;
         const auto& s = sums[run];
-        Vector* y =
-            reinterpret_cast<Vector*>(corner + at.co * output.stride[1] + at.d * output.stride[2] + at.h * output.stride[3]);
+        Vector<4>* y =
+            reinterpret_cast<Vector<4>*>(corner + at.co * output.stride[1] + at.d * output.stride[2] + at.h * output.stride[3]);
 #pragma unroll
         for (int e = 0; e < RUN; e += 2) y[e / 2] = {s[e][c], s[e][c + 1], s[e + 1][c], s[e + 1][c + 1]};
       }
@@ -270,8 +262,8 @@ __device__ __forceinline__ void store_sums(accum_t (&sums)[RUNS][RUN][COLUMNS], 
           for (int c = 0; c < COLUMNS; c += 4, taps.step(to, 4)) {
             const auto& s = sums[run][e];
             if (to.co >= out_channels) continue;
-            *reinterpret_cast<Vector*>(corner + to.co * output.stride[1] + to.d * output.stride[2] + to.h * output.stride[3] +
-                                       to.w) = {s[c], s[c + 1], s[c + 2], s[c + 3]};
+            *reinterpret_cast<Vector<4>*>(corner + to.co * output.stride[1] + to.d * output.stride[2] +
+                                          to.h * output.stride[3] + to.w) = {s[c], s[c + 1], s[c + 2], s[c + 3]};
           }
           continue;
         }
@@ -358,14 +350,15 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
       accum_t x[RUNS][4], w[8];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Vector loaded = *reinterpret_cast<const Vector*>(weights + (buffer * DEPTH + part_depth + k) * edge_columns +
-                                                               thread_column + half * 4);
+        const Vector<4> loaded = *reinterpret_cast<const Vector<4>*>(
+            weights + (buffer * DEPTH + part_depth + k) * edge_columns + thread_column + half * 4);
 #pragma unroll
         for (int e = 0; e < 4; ++e) w[half * 4 + e] = loaded.element[e];
       }
 #pragma unroll
       for (int run = 0; run < RUNS; ++run) {
-        const Vector loaded = *reinterpret_cast<const Vector*>(&inputs[buffer][part_depth + k][run * (EDGE / RUNS) + quad]);
+        const Vector<4> loaded =
+            *reinterpret_cast<const Vector<4>*>(&inputs[buffer][part_depth + k][run * (EDGE / RUNS) + quad]);
 #pragma unroll
         for (int e = 0; e < 4; ++e) x[run][e] = loaded.element[e];
       }
@@ -396,7 +389,7 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
 #pragma unroll
       for (int run = 0; run < RUNS; ++run) {
         const auto& s = sums[run];
-        *reinterpret_cast<Vector*>(&part_sums[thread / part_threads][thread_column + c][run * (EDGE / RUNS) + quad]) = {
+        *reinterpret_cast<Vector<4>*>(&part_sums[thread / part_threads][thread_column + c][run * (EDGE / RUNS) + quad]) = {
             s[0][c], s[1][c], s[2][c], s[3][c]};
       }
     }
@@ -408,7 +401,7 @@ __device__ __forceinline__ void multiply_tiles(const Problem& problem, const Vie
     for (int part = 0; part < PARTS; ++part) {
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) {
-        const Pair loaded = *reinterpret_cast<const Pair*>(&part_sums[part][stored_column + c][voxel]);
+        const Vector<2> loaded = *reinterpret_cast<const Vector<2>*>(&part_sums[part][stored_column + c][voxel]);
         for (int e = 0; e < 2; ++e) total[0][e][c] += loaded.element[e];
       }
     }

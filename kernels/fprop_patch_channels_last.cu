@@ -205,9 +205,9 @@ struct Copier {
 __device__ __forceinline__ void load_fragments(const unsigned char* stage, int lane, Fragments& fragments) {
 #pragma unroll
   for (int q = 0; q < 2 * ROWS; ++q) {
-    const Words words = *reinterpret_cast<const Words*>(stage + q * 512 + lane * 16);
+    const Cell cell = *reinterpret_cast<const Cell*>(stage + q * 512 + lane * 16);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) fragments.set(i, q, words.word[i]);
+    for (int i = 0; i < 4; ++i) fragments.set(i, q, cell.element[i]);
   }
 }
 
@@ -300,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
         const Biases own = decltype(biased)::value ? biases[g * 4 + lane % 4] : Biases{};
 #pragma unroll
         for (int q = 0; q < 2 * ROWS; ++q) {
-          Run<VECTOR> run;
+          Vector<VECTOR> run;
 #pragma unroll
           for (int v = 0; v < VECTOR; ++v) {
             const float sum = sums[q / 2][(g * (VECTOR / 2) + v / 2) * 4 + q % 2 * 2 + v % 2];
@@ -309,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
           scalar_t* const y = advanced(to[q], into.output);
           const int live = to[q] == nullptr ? 0 : into.live;
           if constexpr (decltype(whole)::value) {
-            if (live != 0) *reinterpret_cast<Run<VECTOR>*>(y) = run;
+            if (live != 0) *reinterpret_cast<Vector<VECTOR>*>(y) = run;
           } else {
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v) {
@@ -320,11 +320,11 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       }
     };
     if (!vectors(output, out_channels)) {
-      store(Flag<false>{}, Flag<true>{});
+      store(Constant<false>{}, Constant<true>{});
     } else if (epilogue.changes_sums()) {
-      store(Flag<true>{}, Flag<true>{});
+      store(Constant<true>{}, Constant<true>{});
     } else {
-      store(Flag<true>{}, Flag<false>{});
+      store(Constant<true>{}, Constant<false>{});
     }
   }
 }

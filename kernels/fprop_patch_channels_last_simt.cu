@@ -174,8 +174,8 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
         const int row = unit / (DEPTH / 4), k = unit % (DEPTH / 4) * 4;
         const index_t place = places[row].input;
         const bool live = place >= 0 && first_channel + k < channels;
-        copy_async(reinterpret_cast<Run<4>*>(rows + row * PITCH + k),
-                   reinterpret_cast<const Run<4>*>(input.data + (live ? place + first_channel + k : 0)), live);
+        copy_async(reinterpret_cast<Vector<4>*>(rows + row * PITCH + k),
+                   reinterpret_cast<const Vector<4>*>(input.data + (live ? place + first_channel + k : 0)), live);
       }
     } else {
 #pragma unroll 4
@@ -190,9 +190,9 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
     for (int unit = first; unit < DEPTH * tile_width / 4; unit += threads) {
       const int k = unit / (tile_width / 4), column = unit % (tile_width / 4) * 4;
       const bool live = first_channel + k < channels && first_column + column < columns;
-      copy_async(reinterpret_cast<Run<4>*>(rows + ROWS * PITCH + k * tile_width + column),
-                 reinterpret_cast<const Run<4>*>(live ? weights + static_cast<index_t>(first_channel + k) * columns + column
-                                                      : packed_weight),
+      copy_async(reinterpret_cast<Vector<4>*>(rows + ROWS * PITCH + k * tile_width + column),
+                 reinterpret_cast<const Vector<4>*>(live ? weights + static_cast<index_t>(first_channel + k) * columns + column
+                                                         : packed_weight),
                  live);
     }
   };
@@ -220,13 +220,13 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
       if (PARTS == 1 && SPECIALIZED(HALF_STAGE, half_stage) != 0 && k == PART_DEPTH / 2 && step * DEPTH + k >= channels) break;
 #pragma unroll
       for (int h = 0; h < VOXELS; h += 4) {
-        Run<4> x[4];
+        Vector<4> x[4];
 #pragma unroll
-        for (int v = 0; v < 4; ++v) x[v] = *reinterpret_cast<const Run<4>*>(rows + (h + v) * 8 * PITCH + k);
+        for (int v = 0; v < 4; ++v) x[v] = *reinterpret_cast<const Vector<4>*>(rows + (h + v) * 8 * PITCH + k);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const Run<4> w[2] = {*reinterpret_cast<const Run<4>*>(by_channel + (k + e) * tile_width),
-                               *reinterpret_cast<const Run<4>*>(by_channel + (k + e) * tile_width + 16)};
+          const Vector<4> w[2] = {*reinterpret_cast<const Vector<4>*>(by_channel + (k + e) * tile_width),
+                                  *reinterpret_cast<const Vector<4>*>(by_channel + (k + e) * tile_width + 16)};
 #pragma unroll
           for (int c = 0; c < 8; ++c) {
 #pragma unroll
@@ -244,13 +244,13 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
     if (place < 0 || first_column + column >= columns) return;
     scalar_t* const y = output.data + (place + line / kernel_h * output.stride[2] + line % kernel_h * output.stride[3] +
                                        tap % kernel_w * output.stride[4] + co * output.stride[1]);
-    Run<4> run;
+    Vector<4> run;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       run.element[c] = epilogue.finish(four[c], epilogue.start(group * out_channels + co + c, co + c < out_channels));
     }
     if (output_vectors) {
-      *reinterpret_cast<Run<4>*>(y) = run;
+      *reinterpret_cast<Vector<4>*>(y) = run;
       return;
     }
 #pragma unroll
@@ -276,7 +276,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
 #pragma unroll
       for (int v = 0; v < VOXELS; ++v) {
         const int row = thread / (threads / PARTS) * ROWS + own_row + v * 8;
-        *reinterpret_cast<Run<4>*>(part_sums + row * tile_width + own_column + half * 16) = {
+        *reinterpret_cast<Vector<4>*>(part_sums + row * tile_width + own_column + half * 16) = {
             sums[v][half * 4], sums[v][half * 4 + 1], sums[v][half * 4 + 2], sums[v][half * 4 + 3]};
       }
     }
@@ -286,7 +286,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& problem, const View
       accum_t total[4] = {};
 #pragma unroll
       for (int part = 0; part < PARTS; ++part) {
-        const Run<4> four = *reinterpret_cast<const Run<4>*>(part_sums + (part * ROWS + row) * tile_width + column);
+        const Vector<4> four = *reinterpret_cast<const Vector<4>*>(part_sums + (part * ROWS + row) * tile_width + column);
 #pragma unroll
         for (int c = 0; c < 4; ++c) total[c] += four.element[c];
       }

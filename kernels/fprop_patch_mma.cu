@@ -84,10 +84,11 @@ shared_bytes = "shared_bytes"
 //   4. The sums pass through shared memory, [column][voxel], and leave it 16 bytes at a time as the output lies: in NCDHW the
 //      taps of a row alternate over neighbouring voxels, in channels_last neighbouring channels follow each other.
 #include "convt3d.cuh"
+#include "convt3d/constant.cuh"
 #include "convt3d/epilogue.cuh"
-
 #include "convt3d/mma.cuh"
 #include "convt3d/split_tf32.cuh"
+#include "convt3d/vector.cuh"
 
 #ifndef TILE
 #define TILE 0
@@ -156,10 +157,6 @@ __device__ inline Tap tap_of(const Problem& problem, int column, int out_channel
   return tap;
 }
 
-struct alignas(16) Vector {
-  scalar_t element[VECTOR];
-};
-
 // Where a row of the product lies, by 32-bit divisions.
 __device__ inline Voxel voxel_of(int row, const int (&size)[3]) {
   Voxel voxel;
@@ -172,16 +169,6 @@ __device__ inline Voxel voxel_of(int row, const int (&size)[3]) {
   voxel.n = row / size[0];
   return voxel;
 }
-
-template <int COUNT>
-struct Taps {
-  static constexpr int count = COUNT;
-};
-
-template <int COUNT>
-struct alignas(COUNT * 4) Floats {
-  float value[COUNT];
-};
 
 __device__ inline bool on_vectors(const void* data, index_t strides) {
   return reinterpret_cast<unsigned long long>(data) % 16 == 0 && strides % VECTOR == 0;
@@ -246,9 +233,9 @@ struct Fragments {
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int i = 0; i < M_TILES; ++i) {
-          const Floats<2> pair =
-              *reinterpret_cast<const Floats<2>*>(inputs + (lane % 4 + r * 4) * PITCH + i * 16 + lane / 4 * 2);
-          for (int e = 0; e < 2; ++e) round(pair.value[e], a[0][i][r * 2 + e], a[PARTS - 1][i][r * 2 + e]);
+          const Vector<2, float> pair =
+              *reinterpret_cast<const Vector<2, float>*>(inputs + (lane % 4 + r * 4) * PITCH + i * 16 + lane / 4 * 2);
+          for (int e = 0; e < 2; ++e) round(pair.element[e], a[0][i][r * 2 + e], a[PARTS - 1][i][r * 2 + e]);
         }
       }
     } else {
@@ -506,15 +493,15 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
 #pragma unroll
       for (int e = 0; e < RUN; e += WIDTH) {
         const auto& loaded =
-            *reinterpret_cast<const Floats<WIDTH>*>(sums_of + part * SUMS_COLUMNS * SUMS_PITCH + entry.sums + voxel + e);
-        for (int x = 0; x < WIDTH; ++x) values[e + x] += loaded.value[x];
+            *reinterpret_cast<const Vector<WIDTH, float>*>(sums_of + part * SUMS_COLUMNS * SUMS_PITCH + entry.sums + voxel + e);
+        for (int x = 0; x < WIDTH; ++x) values[e + x] += loaded.element[x];
       }
     }
   };
   // A thread stores one run of voxels, and several columns of it.
   // 16 bytes of NCDHW: KERNEL taps of a row for each of VECTOR / KERNEL voxels.
   const auto store_rows = [&](auto kernel_w) {
-    constexpr int KERNEL = decltype(kernel_w)::count, RUN = VECTOR / KERNEL, RUNS = TILE_VOXELS / RUN;
+    constexpr int KERNEL = decltype(kernel_w)::value, RUN = VECTOR / KERNEL, RUNS = TILE_VOXELS / RUN;
     static_assert(THREADS % RUNS == 0, "a thread keeps its voxels");
     const int voxel = thread % RUNS * RUN;
     const index_t row = row_table[voxel].output;
@@ -522,14 +509,14 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
 #pragma unroll(DEPTH_WARPS == 1 ? 4 : 1)
     for (int column = thread / RUNS * KERNEL; column < SUMS_COLUMNS; column += THREADS / RUNS * KERNEL) {
       const index_t offset = stored_columns[column].output;
-      Vector out;
+      Vector<VECTOR> out;
 #pragma unroll
       for (int tap = 0; tap < KERNEL; ++tap) {
         float values[RUN];
         gather(values, column + tap, voxel);
         for (int v = 0; v < RUN; ++v) out.element[v * KERNEL + tap] = epilogue.finish(values[v]);
       }
-      if (offset >= 0) *reinterpret_cast<Vector*>(output.data + row + offset) = out;
+      if (offset >= 0) *reinterpret_cast<Vector<VECTOR>*>(output.data + row + offset) = out;
     }
   };
 
@@ -545,7 +532,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
 #pragma unroll
           for (int i = 0; i < M_TILES; ++i) {
             if (paired) {
-              *reinterpret_cast<Floats<2>*>(to + i * 16 + lane / 4 * 2) = {{sums[i][j][e], sums[i][j][2 + e]}};
+              *reinterpret_cast<Vector<2, float>*>(to + i * 16 + lane / 4 * 2) = {{sums[i][j][e], sums[i][j][2 + e]}};
             } else {
               to[i * 16 + lane / 4] = sums[i][j][e];
               to[i * 16 + lane / 4 + 8] = sums[i][j][2 + e];
@@ -564,7 +551,7 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
       for (int part = thread / TILE_VOXELS * 2 + thread % 2; part < SUMS_COLUMNS / VECTOR; part += THREADS / TILE_VOXELS * 2) {
         const int column = part % tile_groups * VECTOR * channel_step + part / tile_groups;
         const index_t offset = stored_columns[column].output;
-        Vector out[2];
+        Vector<VECTOR> out[2];
 #pragma unroll
         for (int c = 0; c < VECTOR; ++c) {
           float values[2];
@@ -572,15 +559,15 @@ __device__ inline void multiply_patches(const Problem& problem, const View<const
           for (int v = 0; v < 2; ++v) out[v].element[c] = epilogue.finish(values[v]);
         }
         for (int v = 0; v < 2; ++v) {
-          if (rows[v] >= 0 && offset >= 0) *reinterpret_cast<Vector*>(output.data + rows[v] + offset) = out[v];
+          if (rows[v] >= 0 && offset >= 0) *reinterpret_cast<Vector<VECTOR>*>(output.data + rows[v] + offset) = out[v];
         }
       }
     } else if (output_rows && kernel[2] == 1) {
-      store_rows(Taps<1>());
+      store_rows(Constant<1>());
     } else if (output_rows && kernel[2] == 2) {
-      store_rows(Taps<2>());
+      store_rows(Constant<2>());
     } else if (output_rows && kernel[2] == 4) {
-      store_rows(Taps<4>());
+      store_rows(Constant<4>());
     } else {
       const int voxel = thread % TILE_VOXELS;
       const index_t row = row_table[voxel].output;

@@ -144,11 +144,11 @@ __device__ inline void copy_weights(scalar_t* to, const View<const scalar_t>& we
     } else if constexpr (SIZE == 4) {
       cp_async<16>(shared_address(target), source, live ? 16 : 0);
     } else {
-      Run<8> loaded{};
-      if (live) loaded = *reinterpret_cast<const Run<8>*>(source);
-      Run<4> halves[2];
+      Vector<8> loaded{};
+      if (live) loaded = *reinterpret_cast<const Vector<8>*>(source);
+      Vector<4> halves[2];
       for (int e = 0; e < 8; ++e) halves[e % 2].element[e / 2] = loaded.element[e];
-      for (int half = 0; half < 2; ++half) *reinterpret_cast<Run<4>*>(target + half * 8) = halves[half];
+      for (int half = 0; half < 2; ++half) *reinterpret_cast<Vector<4>*>(target + half * 8) = halves[half];
     }
   }
 }
@@ -247,7 +247,8 @@ struct Warp {
       if constexpr (SIZE == 4) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const Run<2> pair = *reinterpret_cast<const Run<2>*>(weights + (lane % 4 + r * 4) * product.pitch() + lane / 4 * 2);
+          const Vector<2> pair =
+              *reinterpret_cast<const Vector<2>*>(weights + (lane % 4 + r * 4) * product.pitch() + lane / 4 * 2);
           for (int e = 0; e < 2; ++e) a[r * 2 + e] = operand(__float_as_uint(to_accum(pair.element[e])));
         }
       } else {
@@ -383,11 +384,11 @@ __device__ __forceinline__ void multiply_patches(const Problem& problem, const V
 #pragma unroll
       for (int u = 0; u < RUNS; ++u) {
         if (runs) {
-          Run<2 * RUN> run;
+          Vector<2 * RUN> run;
 #pragma unroll
           for (int e = 0; e < 2 * RUN; ++e) run.element[e] = epilogue.finish(Tile::sum(sums, u, e / 2, e % 2));
           const index_t place = targets[Tile::voxel(lane, u)];
-          if (place >= 0) *reinterpret_cast<Run<2 * RUN>*>(output.data + place + pair.output) = run;
+          if (place >= 0) *reinterpret_cast<Vector<2 * RUN>*>(output.data + place + pair.output) = run;
         } else {
 #pragma unroll
           for (int v = 0; v < RUN; ++v) {

@@ -82,7 +82,6 @@ shared_bytes = "shared_bytes"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
-#include "convt3d/weight_cell.cuh"
 
 // At most so many (co, t) of a block, a multiple of 8.
 #ifndef COLUMNS
@@ -210,18 +209,15 @@ struct Copier {
 // 16 bits: the first ROWS words are pairs of voxels in one channel, the others in the next.
 __device__ __forceinline__ void load_fragments(const scalar_t* stage, const int (&starts)[2], Fragments& fragments) {
   constexpr int EACH = SIZE == 4 ? 2 : ROWS;
-  struct alignas(4 * EACH) Neighbours {
-    unsigned word[EACH];
-  };
   unsigned word[4][2 * ROWS];
 #pragma unroll
   for (int u = 0; u < 2 * ROWS / EACH; ++u) {
     const scalar_t* const from = stage + starts[u];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const Neighbours some = *reinterpret_cast<const Neighbours*>(from + i * (STEP / 2) * COUNT);
+      const Words<EACH> some = *reinterpret_cast<const Words<EACH>*>(from + i * (STEP / 2) * COUNT);
 #pragma unroll
-      for (int e = 0; e < EACH; ++e) word[i][u * EACH + e] = some.word[e];
+      for (int e = 0; e < EACH; ++e) word[i][u * EACH + e] = some.element[e];
     }
   }
 #pragma unroll
@@ -322,20 +318,20 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
         const float start = epilogue.changes_sums() ? pairs[j * 4 + lane % 4].start : 0.0f;
 #pragma unroll
         for (int u = 0; u < RUNS; ++u) {
-          Run<2 * RUN> run;
+          Vector<2 * RUN> run;
 #pragma unroll
           for (int e = 0; e < 2 * RUN; ++e) {
             run.element[e] = epilogue.finish(sums[(u * RUN + e / 2) / 2][j * 4 + (u * RUN + e / 2) % 2 * 2 + e % 2], start);
           }
-          *reinterpret_cast<Run<2 * RUN>*>(passed + lane % 4 * PASSED + (u * 8 + lane / 4) * 2 * RUN) = run;
+          *reinterpret_cast<Vector<2 * RUN>*>(passed + lane % 4 * PASSED + (u * 8 + lane / 4) * 2 * RUN) = run;
         }
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i += 32 / COUNT) {
           const int row = i + lane / COUNT;
           const Pair pair = pairs[j * 4 + row];
-          const Run<2> both = *reinterpret_cast<const Run<2>*>(passed + row * PASSED + lane % COUNT * 2);
-          if (own >= 0 && pair.live != 0) *reinterpret_cast<Run<2>*>(advanced(output.data + own, pair.output)) = both;
+          const Vector<2> both = *reinterpret_cast<const Vector<2>*>(passed + row * PASSED + lane % COUNT * 2);
+          if (own >= 0 && pair.live != 0) *reinterpret_cast<Vector<2>*>(advanced(output.data + own, pair.output)) = both;
         }
         __syncwarp();  // all have read what the next columns are written over
       }
@@ -354,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
         const Pair pair = pairs[j * 4 + lane % 4];
 #pragma unroll
         for (int u = 0; u < RUNS; ++u) {
-          Run<2 * RUN> run;
+          Vector<2 * RUN> run;
 #pragma unroll
           for (int e = 0; e < 2 * RUN; ++e) {
             const float sum = sums[(u * RUN + e / 2) / 2][j * 4 + (u * RUN + e / 2) % 2 * 2 + e % 2];
@@ -362,14 +358,14 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
           }
           if constexpr (decltype(in_runs)::value) {
             scalar_t* const y = advanced(to[u * RUN], pair.output);
-            if (to[u * RUN] != nullptr && pair.live != 0) *reinterpret_cast<Run<2 * RUN>*>(y) = run;
+            if (to[u * RUN] != nullptr && pair.live != 0) *reinterpret_cast<Vector<2 * RUN>*>(y) = run;
           } else {
 #pragma unroll
             for (int v = 0; v < RUN; ++v) {
               scalar_t* const y = advanced(to[u * RUN + v], pair.output);
               if (to[u * RUN + v] == nullptr || pair.live == 0) continue;
               if (in_pairs) {
-                *reinterpret_cast<Run<2>*>(y) = {run.element[2 * v], run.element[2 * v + 1]};
+                *reinterpret_cast<Vector<2>*>(y) = {run.element[2 * v], run.element[2 * v + 1]};
               } else {
                 y[0] = run.element[2 * v];
                 y[output.stride[4]] = run.element[2 * v + 1];
@@ -380,11 +376,11 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       }
     };
     if (!runs) {
-      store(Flag<false>{}, Flag<true>{});
+      store(Constant<false>{}, Constant<true>{});
     } else if (epilogue.changes_sums()) {
-      store(Flag<true>{}, Flag<true>{});
+      store(Constant<true>{}, Constant<true>{});
     } else {
-      store(Flag<true>{}, Flag<false>{});
+      store(Constant<true>{}, Constant<false>{});
     }
   }
 }

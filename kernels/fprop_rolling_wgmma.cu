@@ -187,16 +187,17 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
 #include "convt3d/bulk_store.cuh"
+#include "convt3d/cell.cuh"
+#include "convt3d/constant.cuh"
 #include "convt3d/dense_axis.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/fill_output.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/integers.cuh"
 #include "convt3d/layout.cuh"
-#include "convt3d/mma.cuh"
+#include "convt3d/ring.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/split_tf32.cuh"
 #include "convt3d/store_piece.cuh"
-#include "convt3d/weight_cell.cuh"
 #include "convt3d/wgmma.cuh"
 
 // Cells of 16 bytes in a chunk, and tiles of 64 rows a warpgroup has; 0: by the problem.
@@ -284,34 +285,9 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #define SUMS 192
 #endif
 
-constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
-constexpr int LINE = 2 * VECTOR;               // outputs in the 32 bytes that bulk stores begin on
-
-struct alignas(16) Cell {
-  unsigned words[4];
-};
-
-// VECTOR channels as wgmma reads them; for tf32x3 `low` is what the first part leaves over.
-__device__ inline void round_cell(const float (&values)[VECTOR], Cell& high, Cell& low) {
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) {
-    if (PARTS == 2) {
-      split_tf32(values[v], high.words[v], low.words[v]);
-    } else {
-      high.words[v] = round_to_tf32(values[v]);
-    }
-  }
-}
-
-template <class T>
-__device__ inline void round_cell(const T (&values)[VECTOR], Cell& high, Cell&) {
-#pragma unroll
-  for (int v = 0; v < VECTOR; v += 2) high.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
-}
+constexpr int LINE = 2 * VECTOR;  // outputs in the 32 bytes that bulk stores begin on
 
 __device__ inline scalar_t zero_scalar() { return to_scalar(accum_t(0)); }
-
-__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Tap `first + i*period` of an axis with stride s and dilation d reads `first*d/s + i*d/gcd` inputs back.
 struct ClassTaps {
@@ -355,7 +331,7 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   scalar_t values[VECTOR];
   load_weight_cell(values, weight, group * in_channels + ci, co, slot, th, tw, co < out_channels ? in_channels - ci : 0);
   Cell low;
-  round_cell(values, slab[i], low);
+  make_cell<round_to_tf32>(values, slab[i], low);
   if (PARTS == 2) slab[chunk_cells * columns + i] = low;
 }
 
@@ -500,22 +476,6 @@ struct Position {
   }
 };
 
-// A ring of shared-memory buffers: addresses of its `full` and `empty` mbarriers, and how often it has gone round.
-struct Ring {
-  unsigned barriers;
-  int size, slot;
-  unsigned parity;
-  __device__ Ring(unsigned barriers_, int size_) : barriers(barriers_), size(size_), slot(0), parity(0) {}
-  __device__ unsigned full() const { return barriers + static_cast<unsigned>(slot) * 8; }
-  __device__ unsigned empty() const { return barriers + static_cast<unsigned>(size + slot) * 8; }
-  __device__ void advance() {
-    if (++slot == size) {
-      slot = 0;
-      parity ^= 1u;
-    }
-  }
-};
-
 // Rows without gaps and planes that begin and end on 16 bytes: the input can be copied in bulk.
 __device__ inline bool takes_whole_planes(const Problem& problem, const View<const scalar_t>& input) {
   const index_t width = problem.input_size[2];
@@ -533,11 +493,6 @@ __device__ inline bool takes_whole_cells(const Problem& problem, const View<cons
 
 // Where a loader finds the input: copied in bulk to shared memory, or in global memory as whole cells or anyhow.
 enum Source { RAW_COPY, WHOLE_CELLS, ANY_STRIDES };
-
-template <Source source>
-struct SourceTag {
-  static constexpr Source kind = source;
-};
 
 // Turn `live` channels of one position into its `count` cells, zeros where it is not `inside`; the cells lie `next` apart.
 template <Source kind, class Next, class Step>
@@ -566,7 +521,7 @@ __device__ __forceinline__ void fill_cells(Cell* cells, int count, Next next, co
     for (int cell = 0; cell < BATCH; ++cell) {
       if (first + cell >= count) break;
       Cell high, low;
-      round_cell(values[cell], high, low);
+      make_cell<round_to_tf32>(values[cell], high, low);
       cells[(first + cell) * next] = high;
       if (PARTS == 2) cells[(count + first + cell) * next] = low;
     }
@@ -620,11 +575,6 @@ extern "C" __global__ void convt3d_lay_out_cells(const Problem problem, const Vi
 
 // What is stored at once: outputs side by side in memory that begin on twice their size.
 enum Pairs { NO_PAIRS, OF_COLUMNS, OF_CHANNELS };
-
-template <Pairs pairs>
-struct PairsTag {
-  static constexpr Pairs kind = pairs;
-};
 
 // `first_w`: where a position's outputs begin, up to multiples of two.
 __device__ inline Pairs pairs_of(const Problem& problem, const View<scalar_t>& output, int first_w, bool has_gaps) {
@@ -799,7 +749,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     if (loader < loaders) {
       Walk walk(problem, taps_h, columns, channel_tiles, m_tiles, chains, steps, warm_up);
       const auto load = [&](auto tag) {
-        constexpr Source kind = decltype(tag)::kind;
+        constexpr Source kind = decltype(tag)::value;
         constexpr bool transposes = kind == RAW_COPY && sizeof(scalar_t) == 2;
         const int warp = loader / 32, warps = loaders / 32;
         while (walk.next(segment)) {
@@ -867,11 +817,11 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         }
       };
       if (whole_planes) {
-        load(SourceTag<RAW_COPY>{});
+        load(Constant<RAW_COPY>{});
       } else if (takes_whole_cells(problem, input)) {
-        load(SourceTag<WHOLE_CELLS>{});
+        load(Constant<WHOLE_CELLS>{});
       } else {
-        load(SourceTag<ANY_STRIDES>{});
+        load(Constant<ANY_STRIDES>{});
       }
     } else if (loader < loaders + 32 && from_cells) {
       wait_for_packing();
@@ -1356,7 +1306,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
             target[r] = output.data + (row.offset + first_plane * output.stride[2] + first * output.stride[1]);
           }
           const auto store = [&](auto tag) {
-            constexpr Pairs kind = decltype(tag)::kind;
+            constexpr Pairs kind = decltype(tag)::value;
 #pragma unroll
             for (int t = 0; t < flush; ++t) {
               const int d = first_plane + t * problem.dilation[0];
@@ -1387,11 +1337,11 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
             }
           };
           if (stride_w % 2 == 0 && pairs == OF_COLUMNS) {
-            store(PairsTag<OF_COLUMNS>{});
+            store(Constant<OF_COLUMNS>{});
           } else if (pairs == OF_CHANNELS) {
-            store(PairsTag<OF_CHANNELS>{});
+            store(Constant<OF_CHANNELS>{});
           } else {
-            store(PairsTag<NO_PAIRS>{});
+            store(Constant<NO_PAIRS>{});
           }
         }
       }

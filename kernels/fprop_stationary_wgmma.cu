@@ -153,12 +153,15 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #include "convt3d.cuh"
 #include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
+#include "convt3d/cell.cuh"
+#include "convt3d/constant.cuh"
 #include "convt3d/epilogue.cuh"
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/integers.cuh"
 #include "convt3d/layout.cuh"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/weight_cell.cuh"
+#include "convt3d/warp.cuh"
 #include "convt3d/wgmma_registers.cuh"
 
 // At most so many output channels in a tile, and cells of 16 bytes in a chunk of input channels.
@@ -177,27 +180,8 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #define CONSUMERS 2
 #endif
 
-constexpr int HEADER = 1024;                   // bytes in shared memory: barriers
-constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels in a cell of 16 bytes
+constexpr int HEADER = 1024;  // bytes in shared memory: barriers
 constexpr int MOST_TAPS = 16, MOST_PLACES = 8;
-
-__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-struct alignas(16) Cell {
-  unsigned words[4];
-};
-
-__device__ inline Cell cell_of(const scalar_t (&values)[VECTOR]) {
-  Cell cell;
-#if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
-#pragma unroll
-  for (int v = 0; v < VECTOR; v += 2) cell.words[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
-#else
-#pragma unroll
-  for (int v = 0; v < VECTOR; ++v) cell.words[v] = nearest_tf32(values[v]);
-#endif
-  return cell;
-}
 
 // The taps of one axis. Tap t adds the input `ahead[t]` of an output block to the block's place `place[t]`.
 struct AxisTaps {
@@ -228,14 +212,10 @@ __device__ constexpr AxisTaps axis_taps(int kernel, int stride, int padding, int
 
 // Loops that a GPU's binary has written out: `body` is called with each number below `count`, on a GPU constants.
 #if defined(__CUDACC__)
-template <int number>
-struct Number {
-  static constexpr int value = number;
-};
 template <int count, int at = 0, class Body>
 __device__ __forceinline__ void for_each(const Body& body) {
   if constexpr (at < count) {
-    body(Number<at>{});
+    body(Constant<at>{});
     for_each<count, at + 1>(body);
   }
 }
@@ -288,9 +268,6 @@ extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem,
 
 // ---- the product ----
 
-// What all lanes have, so that the compiler knows it.
-__device__ __forceinline__ int of_warp(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
 // A tile of output blocks for a set of groups and a tile of their channels.
 struct Unit {
   int set, n, d, h, w;
@@ -319,14 +296,6 @@ __device__ __forceinline__ void advance(Unit& unit, const Unit& step, int batch,
   unit.set += step.set;
 }
 
-// Whether all rows of a tensor begin at a multiple of so many elements, counted along axes of other strides than `along`.
-__device__ inline bool rows_aligned(const View<scalar_t>& output, int along, int elements) {
-  bool aligned = reinterpret_cast<index_t>(output.data) % static_cast<index_t>(elements * sizeof(scalar_t)) == 0;
-#pragma unroll
-  for (int axis = 0; axis < 5; ++axis) aligned = aligned && (axis == along || output.stride[axis] % elements == 0);
-  return aligned && output.stride[along] == 1;
-}
-
 // Channels of one position that lie together, whole cells of them on 16 bytes.
 __device__ inline bool takes_whole_cells(const Problem& problem, const View<const scalar_t>& input) {
   bool whole = input.stride[1] == 1 && input.stride[0] % VECTOR == 0 && problem.in_channels % VECTOR == 0 &&
@@ -338,16 +307,16 @@ __device__ inline bool takes_whole_cells(const Problem& problem, const View<cons
 
 // These 16 bytes, or those that begin an element behind: the next lane has the next ones.
 __device__ __forceinline__ Cell moved_cell(const Cell& cell, bool behind) {
-  const unsigned next = __shfl_down_sync(0xffffffffu, cell.words[0], 1);
+  const unsigned next = __shfl_down_sync(0xffffffffu, cell.element[0], 1);
   Cell moved;
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
-    const unsigned second = word < 3 ? cell.words[word + 1] : next;
+    const unsigned second = word < 3 ? cell.element[word + 1] : next;
 #if defined(CONVT3D_BF16) || defined(CONVT3D_FP16)
-    moved.words[word] =
-        static_cast<unsigned>((static_cast<unsigned long long>(second) << 32 | cell.words[word]) >> (behind ? 16 : 0));
+    moved.element[word] =
+        static_cast<unsigned>((static_cast<unsigned long long>(second) << 32 | cell.element[word]) >> (behind ? 16 : 0));
 #else
-    moved.words[word] = behind ? second : cell.words[word];
+    moved.element[word] = behind ? second : cell.element[word];
 #endif
   }
   return moved;
@@ -356,8 +325,8 @@ __device__ __forceinline__ Cell moved_cell(const Cell& cell, bool behind) {
 // Evicted first, as it is written once; and the compiler keeps the order of these stores and those around them.
 __device__ __forceinline__ void store_in_order(scalar_t* target, const Cell& cell) {
 #if defined(__CUDACC__)
-  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(cell.words[0]),
-               "r"(cell.words[1]), "r"(cell.words[2]), "r"(cell.words[3])
+  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(cell.element[0]),
+               "r"(cell.element[1]), "r"(cell.element[2]), "r"(cell.element[3])
                : "memory");
 #else
   *reinterpret_cast<Cell*>(target) = cell;
@@ -514,8 +483,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
   float sums[SPECIALIZED(classes * class_sums, 128)];
   // How outputs are stored: rows of 16 blocks and more through shared memory, pairs of neighbours along w, pairs of channels, or one by one.
   const bool in_runs = row_blocks > 8 && output.stride[4] == 1;
-  const bool even_rows = stride_w == 2 && rows_aligned(output, 4, 2) && problem.output_size[2] % 2 == 0,
-             even_channels = set_outputs % 2 == 0 && rows_aligned(output, 1, 2);
+  const bool even_rows = stride_w == 2 && made_of_vectors(output, 4, 2) && problem.output_size[2] % 2 == 0,
+             even_channels = set_outputs % 2 == 0 && made_of_vectors(output, 1, 2);
   CONSTANT bool in_pairs = stride_w == 2;
   CONSTANT int run_pitch = row_blocks * stride_w + VECTOR;
   scalar_t* const own_runs =
@@ -655,7 +624,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
             for (int half = 0; half < 2; ++half) {
               scalar_t* const place = begin + eight * 8 * run_pitch + half * 8 * stride_w;
               if (in_pairs) {
-                *reinterpret_cast<FinishedPair*>(place) = pair_of(eight, half, static_cast<int>(c));
+                *reinterpret_cast<Vector<2>*>(place) = pair_of(eight, half, static_cast<int>(c));
               } else {
                 FOR_EACH(stride_w)(
                     [&](auto ew) { place[NUMBER(ew)] = epilogue.finish(sum_of(ew, eight, half, static_cast<int>(c))); });
@@ -710,9 +679,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
           const int left = set_outputs - first_channel - eight * 8 - quad * 2;
           if (even_channels) {
             FOR_EACH(stride_w)([&](auto ew) {
-              const FinishedPair pair = epilogue.finish_pair(sum_of(ew, eight, half, 0), sum_of(ew, eight, half, 1));
+              const Vector<2> pair = epilogue.finish_pair(sum_of(ew, eight, half, 0), sum_of(ew, eight, half, 1));
               if (live && w + NUMBER(ew) < problem.output_size[2] && left > 0) {
-                *reinterpret_cast<FinishedPair*>(target + NUMBER(ew) * output.stride[4]) = pair;
+                *reinterpret_cast<Vector<2>*>(target + NUMBER(ew) * output.stride[4]) = pair;
               }
             });
             continue;
@@ -721,8 +690,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
           for (int c = 0; c < 2; ++c) {
             scalar_t* const place = target + c * output.stride[1];
             if (even_rows) {
-              const FinishedPair pair = pair_of(eight, half, c);
-              if (live && w < problem.output_size[2] && left > c) *reinterpret_cast<FinishedPair*>(place) = pair;
+              const Vector<2> pair = pair_of(eight, half, c);
+              if (live && w < problem.output_size[2] && left > c) *reinterpret_cast<Vector<2>*>(place) = pair;
               continue;
             }
             FOR_EACH(stride_w)([&](auto ew) {

@@ -128,6 +128,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/mma.cuh"
 #include "convt3d/specialized.cuh"
 #include "convt3d/taps.cuh"
+#include "convt3d/vector.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 8
@@ -212,15 +213,6 @@ struct alignas(16) Place {
   int d, h;
 };
 
-struct alignas(4) Pair {
-  scalar_t element[2];
-};
-
-template <int WORDS>
-struct alignas(4 * WORDS) Words {
-  unsigned word[WORDS];
-};
-
 __device__ __forceinline__ bool inside(int at, int size) { return static_cast<unsigned>(at) < static_cast<unsigned>(size); }
 
 // How many neighbours along an axis may be accessed at once, 8 at most: their strides and address, and what must be a multiple of it.
@@ -259,7 +251,7 @@ __device__ __forceinline__ void stage_rows(unsigned char* shared, const Problem&
         if constexpr (LENGTH > 1) {
           cp_async<2 * LENGTH>(shared_address(to), there && first ? x : input.data, there && first ? 2 * LENGTH : 0);
         } else {
-          *reinterpret_cast<Pair*>(to) = {{there && first ? x[0] : scalar_t{}, there && second ? x[1] : scalar_t{}}};
+          *reinterpret_cast<Vector<2>*>(to) = {{there && first ? x[0] : scalar_t{}, there && second ? x[1] : scalar_t{}}};
         }
       }
     }
@@ -289,7 +281,7 @@ __device__ __forceinline__ void load_channels(unsigned* words, int upper, const 
   } else {
     const Words<LENGTH / 2> loaded = there ? *reinterpret_cast<const Words<LENGTH / 2>*>(from) : Words<LENGTH / 2>{};
 #pragma unroll
-    for (int i = 0; i < LENGTH / 2; ++i) words[i] = loaded.word[i];
+    for (int i = 0; i < LENGTH / 2; ++i) words[i] = loaded.element[i];
   }
 }
 
@@ -343,13 +335,13 @@ __device__ __forceinline__ void stage_weights(unsigned* pairs, const Problem& pr
     const scalar_t* const taps = weight.at(group * shape.inputs + rest % shape.inputs, co - group * shape.outputs, kd, kh, 0);
 #pragma unroll
     for (int i = 0; i < length; ++i) {
-      Pair pair{};
+      Vector<2> pair{};
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int kw = shape.w.tap(i % shape.words() + shape.w.nearest() - e, i / shape.words());
         if (kw >= 0) pair.element[e] = taps[kw * weight.stride[4]];
       }
-      *reinterpret_cast<Pair*>(pairs + row * length + i) = pair;
+      *reinterpret_cast<Vector<2>*>(pairs + row * length + i) = pair;
     }
   }
 }
@@ -417,8 +409,8 @@ __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shap
 }
 
 // Finish all sums, in half the registers: [plane][tile][upper and lower rows][residues of 2 q]. Whether one of them was NaN.
-__device__ __forceinline__ bool finish(FinishedPair (&pairs)[2 * MOST_SUMS], const float (&sums)[MOST_SUMS][4],
-                                       const Shape& shape, const Epilogue& epilogue) {
+__device__ __forceinline__ bool finish(Vector<2> (&pairs)[2 * MOST_SUMS], const float (&sums)[MOST_SUMS][4], const Shape& shape,
+                                       const Epilogue& epilogue) {
   bool spoilt = false;
   const int stride = shape.w.stride;
 #pragma unroll
@@ -434,13 +426,13 @@ __device__ __forceinline__ bool finish(FinishedPair (&pairs)[2 * MOST_SUMS], con
 }
 
 // What is finished of one plane into shared memory, as rows.
-__device__ __forceinline__ void write_plane(scalar_t* own, const FinishedPair* pairs, const Shape& shape, int lane) {
+__device__ __forceinline__ void write_plane(scalar_t* own, const Vector<2>* pairs, const Shape& shape, int lane) {
   const int stride = shape.w.stride;
   scalar_t* const corner = own + lane / 4 * shape.pitch() * 8 + lane % 4 * 2 * stride;
 #pragma unroll
   for (int i = 0; i < shape.tiles * 2 * stride; ++i) {
     const int tile = i / (2 * stride), half = i / stride % 2;
-    *reinterpret_cast<FinishedPair*>(corner + (8 * half * shape.pitch() + tile * stride) * 8 + i % stride * 2) = pairs[i];
+    *reinterpret_cast<Vector<2>*>(corner + (8 * half * shape.pitch() + tile * stride) * 8 + i % stride * 2) = pairs[i];
   }
 }
 
@@ -461,10 +453,10 @@ __device__ __forceinline__ void store_rows(const scalar_t* own, const Place* pla
       scalar_t* const y = advanced(output + at, place.bytes);
       if constexpr (LENGTH == 2) {
         const bool odd = reinterpret_cast<unsigned long long>(y) % 4 != 0, next = at + 2 < live && at + 2 < shape.row();
-        const Pair now = *reinterpret_cast<const Pair*>(from);
+        const Vector<2> now = *reinterpret_cast<const Vector<2>*>(from);
         const scalar_t first = odd ? now.element[1] : now.element[0], second = odd ? from[next ? 2 : 0] : now.element[1];
         const bool paired = odd ? next : at + 1 < live;
-        if (paired) *reinterpret_cast<Pair*>(y + odd) = {{first, second}};
+        if (paired) *reinterpret_cast<Vector<2>*>(y + odd) = {{first, second}};
         if (!paired && at + odd < live) y[odd] = first;
         if (odd && at == 0) y[0] = now.element[0];
       } else if (at + LENGTH <= live) {
@@ -509,7 +501,7 @@ __device__ __forceinline__ void store_channels(const scalar_t* own, const Place*
         } else {
           Words<LENGTH / 2> words;
 #pragma unroll
-          for (int i = 0; i < LENGTH / 2; ++i) words.word[i] = turned[e][c / 2 + i];
+          for (int i = 0; i < LENGTH / 2; ++i) words.element[i] = turned[e][c / 2 + i];
           *reinterpret_cast<Words<LENGTH / 2>*>(to) = words;
         }
       }
@@ -652,7 +644,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
           }
         }
       }
-      FinishedPair pairs[2 * MOST_SUMS];
+      Vector<2> pairs[2 * MOST_SUMS];
       if (live && __any_sync(~0u, finish(pairs, sums, shape, epilogue)) != 0 && lane == 0) block.spoilt[warp] = true;
 #pragma unroll 1
       for (int plane = 0; plane < shape.planes; ++plane) {

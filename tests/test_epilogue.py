@@ -35,7 +35,7 @@ extern "C" __global__ void trial(const Problem problem, const accum_t* input, co
   const Epilogue epilogue{bias};
   const int c = static_cast<int>(threadIdx.x), channels = problem.out_channels;
   const accum_t sum = input[c], next = input[(c + 1) % channels], start = epilogue.start(c);
-  const FinishedPair pair = epilogue.finish_pair(sum, next);
+  const Vector<2> pair = epilogue.finish_pair(sum, next);
   output[c] = epilogue.finish(epilogue.start(c) + sum);
   output[channels + c] = epilogue.finish(sum, start);
   output[2 * channels + c] = pair.element[0];

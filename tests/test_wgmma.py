@@ -209,8 +209,8 @@ PATCH_MISTAKES = SHARED_MISTAKES | {
     "the first chunk's channels again": ("(copied_chunk * 2 + half) * STAGED", "half * STAGED"),
     "channels in other places than they are read from": ("stage + staged(k, lane % COUNT)", "stage + k * COUNT + lane % COUNT"),
     "no bias where runs are whole": (
-        "(epilogue.changes_sums()) {\n      store(Flag<true>{}, Flag<true>{});",
-        "(epilogue.changes_sums()) {\n      store(Flag<true>{}, Flag<false>{});",
+        "(epilogue.changes_sums()) {\n      store(Constant<true>{}, Constant<true>{});",
+        "(epilogue.changes_sums()) {\n      store(Constant<true>{}, Constant<false>{});",
     ),
     "pairs in the first taps' place": ("tap % kernel_w * output.stride[4]", "tap % 2 * output.stride[4]"),
 }
@@ -316,10 +316,8 @@ def test_mistakes_in_parts_of_operands_are_found(mistake: str, assert_found: Cal
 
 
 def test_tf32_operands_lose_their_low_bits() -> None:
-    kernel = kernels()["fprop_rolling_wgmma"]
-    unrounded = kernel.source.replace("high.words[v] = round_to_tf32(values[v]);", "high.words[v] = __float_as_uint(values[v]);")
-    assert unrounded != kernel.source
-    trial = Kernel.from_source(unrounded, "unrounded").replace_tunables(**SMALL)
+    right, wrong = "high.element[v] = round(values[v]);", "high.element[v] = __float_as_uint(values[v]);"
+    trial = mistaken(kernels()["fprop_rolling_wgmma"], right, wrong).replace_tunables(**SMALL)
     outcome = verify(HostBackend(), trial, Problem.parse("n2_c1to1_i8_k1"), "tf32", "random", 0)
     assert not outcome.ok and "beyond its bound" in outcome.message, "cut off, not rounded"
 

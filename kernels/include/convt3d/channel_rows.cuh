@@ -3,13 +3,11 @@
 #pragma once
 
 #include "convt3d/advanced.cuh"
-#include "convt3d/dtypes.cuh"
+#include "convt3d/vector.cuh"
 #include "convt3d/view.cuh"
 
 enum { ROW_VECTOR = 16 / static_cast<int>(sizeof(scalar_t)) };  // a constant would be data of each binary
-struct alignas(16) RowVector {
-  scalar_t element[ROW_VECTOR];
-};
+typedef Vector<ROW_VECTOR> RowVector;
 
 // Whether channels of a voxel lie in whole vectors already.
 __device__ __forceinline__ bool lies_in_rows(const Problem& problem, const View<const scalar_t>& input) {

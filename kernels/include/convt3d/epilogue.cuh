@@ -2,7 +2,7 @@
 // tap reaches are the sum 0, and go the same way. What else is to happen to outputs belongs here: no kernel adds or rounds by itself.
 #pragma once
 
-#include "convt3d/dtypes.cuh"
+#include "convt3d/vector.cuh"
 #include "convt3d/view.cuh"
 
 template <class T>
@@ -12,11 +12,6 @@ struct IsSum {
 template <>
 struct IsSum<accum_t> {
   enum { value = true };
-};
-
-// Two outputs side by side, as one store has them.
-struct alignas(2 * sizeof(scalar_t)) FinishedPair {
-  scalar_t element[2];
 };
 
 struct Epilogue {
@@ -50,7 +45,7 @@ struct Epilogue {
 
   // The outputs of two sums that began with `start`.
   template <class Sum>
-  __device__ __forceinline__ FinishedPair finish_pair(Sum first, Sum second) const {
+  __device__ __forceinline__ Vector<2> finish_pair(Sum first, Sum second) const {
     static_assert(IsSum<Sum>::value, "a sum is finished as accum_t: one that was rounded before would be rounded twice");
 #if defined(__CUDACC__) && (defined(CONVT3D_FP16) || defined(CONVT3D_BF16))
     unsigned word;
@@ -59,7 +54,7 @@ struct Epilogue {
 #else
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
 #endif
-    FinishedPair pair;
+    Vector<2> pair;
     memcpy(&pair, &word, sizeof pair);
     return pair;
 #else

@@ -11,15 +11,12 @@
 template <class Index>
 __device__ inline void fill_run(scalar_t* run, Index count, scalar_t value, int lane) {
   constexpr int LENGTH = 16 / sizeof(scalar_t);
-  struct alignas(16) Piece {
-    scalar_t element[LENGTH];
-  };
   const Index before = static_cast<Index>(0 - reinterpret_cast<unsigned long long>(run) / sizeof(scalar_t)) & 31;
   const Index head = before < count ? before : count, pieces = (count - head) / LENGTH, tail = head + pieces * LENGTH + lane;
-  Piece piece;
+  Vector<LENGTH> piece;
   for (int i = 0; i < LENGTH; ++i) piece.element[i] = value;
   if (lane < head) run[lane] = value;
-  Piece* at = reinterpret_cast<Piece*>(run + head) + lane;
+  Vector<LENGTH>* at = reinterpret_cast<Vector<LENGTH>*>(run + head) + lane;
 #pragma unroll 1
   for (Index i = lane; i < pieces; i += 128, at += 128) {
 #pragma unroll

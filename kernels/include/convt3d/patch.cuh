@@ -2,12 +2,7 @@
 #pragma once
 
 #include "convt3d/geometry.cuh"
-
-// Neighbours in memory that move together.
-template <int COUNT>
-struct alignas(COUNT * sizeof(scalar_t)) Run {
-  scalar_t element[COUNT];
-};
+#include "convt3d/vector.cuh"
 
 template <class T>
 __device__ inline bool aligned(const View<T>& tensor, index_t strides, int elements) {

@@ -1,12 +1,11 @@
 // Kernel = stride on warpgroups: packed weights that stay in a block's shared memory, and the products of a tile of voxels with them.
 #pragma once
 
-#include "convt3d/advanced.cuh"
 #include "convt3d/beside_packing.cuh"
-#include "convt3d/mma.cuh"
+#include "convt3d/cell.cuh"
+#include "convt3d/constant.cuh"
 #include "convt3d/patch.cuh"
 #include "convt3d/specialized.cuh"
-#include "convt3d/split_tf32.cuh"
 #include "convt3d/wgmma_registers.cuh"
 
 static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");
@@ -17,42 +16,15 @@ static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, an
 #endif
 
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t));
-constexpr int VECTOR = 16 / SIZE, STAGED = 64 / SIZE;        // channels of a cell and of a stage, which is half a chunk
+constexpr int STAGED = 64 / SIZE;                            // channels of a stage, which is half a chunk
 constexpr int COUNT = 16 * ROWS, STAGE_BYTES = 1024 * ROWS;  // a warp's voxels, and its inputs of a stage
-
-// A cell: 16 bytes of channels of a column.
-struct alignas(16) Words {
-  unsigned word[4];
-};
-
-template <bool VALUE>
-struct Flag {
-  static constexpr bool value = VALUE;
-};
-
-__device__ inline void round_words(const float (&values)[VECTOR], Words (&parts)[PARTS]) {
-  for (int v = 0; v < VECTOR; ++v) {
-    if constexpr (PARTS == 2) {
-      split_tf32(values[v], parts[0].word[v], parts[1].word[v]);
-    } else {
-      parts[0].word[v] = nearest_tf32(values[v]);
-    }
-  }
-}
-
-template <class T>
-__device__ inline void round_words(const T (&values)[VECTOR], Words (&parts)[PARTS]) {
-  for (int v = 0; v < VECTOR; v += 2) {
-    parts[0].word[v / 2] = values[v].bits | static_cast<unsigned>(values[v + 1].bits) << 16;
-  }
-}
 
 // Packed weights: [group][column tile][chunk][part] of [cell][column]; a chunk is eight cells, `number` counts those of all chunks.
 __device__ inline void pack_cell(const scalar_t (&values)[VECTOR], accum_t* packed_weight, index_t number, int tile_columns,
                                  int column) {
-  Words parts[PARTS];
-  round_words(values, parts);
-  Words* const cell = reinterpret_cast<Words*>(packed_weight) + (number + number / 8 * 8 * (PARTS - 1)) * tile_columns + column;
+  Cell parts[PARTS];
+  make_cell(values, parts[0], parts[PARTS - 1]);
+  Cell* const cell = reinterpret_cast<Cell*>(packed_weight) + (number + number / 8 * 8 * (PARTS - 1)) * tile_columns + column;
   for (int p = 0; p < PARTS; ++p) cell[p * 8 * tile_columns] = parts[p];
 }
 

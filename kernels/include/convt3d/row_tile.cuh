@@ -3,16 +3,12 @@
 #pragma once
 
 #include "convt3d/forget_memory.cuh"
+#include "convt3d/vector.cuh"
 
 constexpr int VECTOR = 16 / sizeof(accum_t);  // elements of a 16-byte access to shared memory
 
-struct alignas(16) Vector {
-  accum_t element[VECTOR];
-};
-
-struct alignas(VECTOR * sizeof(scalar_t)) GlobalVector {
-  scalar_t element[VECTOR];
-};
+typedef Vector<VECTOR, accum_t> SharedVector;
+typedef Vector<VECTOR> SourceVector;
 
 // Quads are counted over d, h and w without regard to rows and planes, so that only the last tile has a tail.
 struct RowTile {
@@ -29,7 +25,7 @@ struct RowTile {
 };
 
 __device__ inline bool rows_are_vectors(const Problem& problem, const View<const scalar_t>& input, int spread) {
-  bool whole = reinterpret_cast<index_t>(input.data) % sizeof(GlobalVector) == 0 && problem.input_size[2] % VECTOR == 0;
+  bool whole = reinterpret_cast<index_t>(input.data) % sizeof(SourceVector) == 0 && problem.input_size[2] % VECTOR == 0;
   for (int i = 0; i < 4; ++i) whole = whole && input.stride[i] % VECTOR == 0;
   return whole && input.stride[4] == 1 && spread == 1;
 }
@@ -86,19 +82,16 @@ __device__ inline void find_rows(const RowTile& tile, const Problem& problem, co
 }
 
 __device__ inline void stage_unit(accum_t* copy, const accum_t* source, bool live) { copy_async(copy, source, live); }
-__device__ inline void stage_unit(Vector* copy, const Vector* source, bool live) { copy_async(copy, source, live); }
+__device__ inline void stage_unit(SharedVector* copy, const SharedVector* source, bool live) { copy_async(copy, source, live); }
 
 #if defined(CONVT3D_FP16) || defined(CONVT3D_BF16)
 __device__ inline void stage_unit(accum_t* copy, const scalar_t* source, bool live) { *copy = live ? to_accum(*source) : 0; }
-__device__ inline void stage_unit(Vector* copy, const GlobalVector* source, bool live) {
-  const GlobalVector narrow = live ? *source : GlobalVector{};
-  Vector wide;
+__device__ inline void stage_unit(SharedVector* copy, const SourceVector* source, bool live) {
+  const SourceVector narrow = live ? *source : SourceVector{};
+  SharedVector wide;
   for (int i = 0; i < VECTOR; ++i) wide.element[i] = to_accum(narrow.element[i]);
   *copy = wide;
 }
-typedef GlobalVector SourceVector;
-#else
-typedef Vector SourceVector;
 #endif
 
 // Copy the rows of `count` channels from `volume` on to a stage, in units of one element or of a vector.
@@ -146,9 +139,6 @@ __device__ inline void stage_units(const RowTile& tile, const Problem& problem, 
 template <int LENGTH>
 __device__ inline void stage_channels(const RowTile& tile, const Problem& problem, const View<const scalar_t>& input,
                                       const scalar_t* volume, const index_t* row_offset, int count, accum_t* stage) {
-  struct alignas(LENGTH * sizeof(scalar_t)) Piece {
-    scalar_t channel[LENGTH];
-  };
   const int quads = tile.pitch / 4, units = tile.rows * quads;
 #pragma unroll 1
   for (int unit = computed_anew(static_cast<int>(threadIdx.x)); unit < units; unit += static_cast<int>(blockDim.x)) {
@@ -158,21 +148,21 @@ __device__ inline void stage_channels(const RowTile& tile, const Problem& proble
     accum_t* to = stage + row * tile.pitch + column;
 #pragma unroll 1
     for (int ci = 0; ci < count; ci += LENGTH, from += LENGTH, to += LENGTH * tile.plane) {
-      Piece pieces[4];
+      Vector<LENGTH> pieces[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int at = w + tile.axis[2].spread * i;
         const bool live = offset != NO_ROW && at >= 0 && at < problem.input_size[2];
-        pieces[i] = live ? *reinterpret_cast<const Piece*>(from + i * next) : Piece{};
+        pieces[i] = live ? *reinterpret_cast<const Vector<LENGTH>*>(from + i * next) : Vector<LENGTH>{};
       }
 #pragma unroll
       for (int c = 0; c < LENGTH; ++c) {
 #pragma unroll
         for (int i = 0; i < 4; i += VECTOR) {
-          Vector out;
+          SharedVector out;
 #pragma unroll
-          for (int e = 0; e < VECTOR; ++e) out.element[e] = to_accum(pieces[i + e].channel[c]);
-          *reinterpret_cast<Vector*>(to + c * tile.plane + i) = out;
+          for (int e = 0; e < VECTOR; ++e) out.element[e] = to_accum(pieces[i + e].element[c]);
+          *reinterpret_cast<SharedVector*>(to + c * tile.plane + i) = out;
         }
       }
     }
@@ -192,7 +182,7 @@ __device__ inline int channels_together(const View<const scalar_t>& input, int c
 __device__ inline void stage_rows(const RowTile& tile, const Problem& problem, const View<const scalar_t>& input,
                                   const scalar_t* volume, const index_t* row_offset, int count, accum_t* stage) {
   if (tile.whole_vectors) {
-    stage_units<Vector, SourceVector>(tile, problem, input, volume, row_offset, count, stage);
+    stage_units<SharedVector, SourceVector>(tile, problem, input, volume, row_offset, count, stage);
   } else {
     stage_units<accum_t, scalar_t>(tile, problem, input, volume, row_offset, count, stage);
   }

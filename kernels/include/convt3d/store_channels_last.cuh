@@ -3,13 +3,11 @@
 // own: then neighbouring lanes have neighbouring channels, and what one instruction stores of an output is contiguous.
 #pragma once
 
-#include "convt3d/dtypes.cuh"
+#include "convt3d/vector.cuh"
 #include "convt3d/view.cuh"
 
 constexpr int PIECE_CHANNELS = 16 / sizeof(scalar_t);
-struct alignas(16) ChannelPiece {
-  scalar_t channel[PIECE_CHANNELS];
-};
+typedef Vector<PIECE_CHANNELS> ChannelPiece;
 
 // Whether channels lie together and outputs further apart: of one channel both may be said.
 __device__ inline bool channels_lie_together(const View<scalar_t>& output) {
@@ -50,7 +48,7 @@ __device__ __forceinline__ void store_channels_last(const ChannelStage& stage, i
     for (int first = 0; first < channels; first += PIECE_CHANNELS) {
       ChannelPiece piece;
 #pragma unroll
-      for (int c = 0; c < PIECE_CHANNELS; ++c) piece.channel[c] = element(i, first + c);
+      for (int c = 0; c < PIECE_CHANNELS; ++c) piece.element[c] = element(i, first + c);
       *reinterpret_cast<ChannelPiece*>(stage.elements + (lane * stage.pitch + i * channels + first)) = piece;
     }
   }

@@ -19,7 +19,7 @@ struct Taps {
   }
 };
 
-// Whether rows begin on a vector of `length` neighbours that may be accessed at once.
+// `made_of_vectors` of vector.cuh along w. In another order of conditions these kernels would be other machine code than was measured.
 template <class T>
 __device__ bool made_of_vectors(const View<T>& view, int length) {
   bool made = view.stride[4] == 1 && reinterpret_cast<index_t>(view.data) % (length * sizeof(T)) == 0;
