@@ -173,7 +173,7 @@ class Kernel:
         cost: what the busiest block of the last launch does, for predictions of its time: `steps` that follow one another, the
             multiply-adds of a step (`products`, tiles filled up), the `bytes` that a step reads, and those that are read once before.
         headers: the texts of the headers that the file includes by `#include "..."` and that lie beside it, or beside one of them.
-        overlay: texts in the place of the package's headers, by their names there (such as "convt3d/taps.cuh"), for this kernel alone.
+        overlay: texts in the place of the package's headers, by their names there (such as "convt3d/core/taps.cuh"), for this kernel alone.
     """
 
     name: str
@@ -265,7 +265,7 @@ class Kernel:
         return replace(_from_text(source, self.name), path=self.path, headers=self.headers, overlay=self.overlay)
 
     def replace_headers(self, texts: Mapping[str, str]) -> Kernel:
-        """Return the same kernel with other texts for some of the package's headers, by their names there ("convt3d/taps.cuh").
+        """Return the same kernel with other texts for some of the package's headers, by their names there ("convt3d/core/taps.cuh").
 
         Both backends compile it with these; other kernels, and the files themselves, stay as they are.
         """
@@ -304,7 +304,7 @@ class Kernel:
     @property
     def waits_for_packing(self) -> bool:
         """Whether what reads a packed weight, or another prepared workspace, waits for it, so that it may begin before."""
-        return '"convt3d/beside_packing.cuh"' in self.source
+        return '"convt3d/ptx/beside_packing.cuh"' in self.source
 
     def takes_strides(self, tensor: str) -> bool:
         """Whether a tensor is passed as a `View`, so that it need not be contiguous."""

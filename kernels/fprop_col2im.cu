@@ -148,14 +148,14 @@ block = 256
 //   4. Where a tile has all of the depth, and no other shares its outputs, they are stored. Else its sums are, and a third launch adds them up
 //      in a fixed order.
 #include "convt3d.cuh"
-#include "convt3d/beside_launches.cuh"
-#include "convt3d/beside_packing.cuh"
-#include "convt3d/channel_rows.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/mma.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/split_tf32.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/ptx/beside_launches.cuh"
+#include "convt3d/ptx/beside_packing.cuh"
+#include "convt3d/pipe/channel_rows.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/ptx/mma.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/ptx/split_tf32.cuh"
+#include "convt3d/core/vector.cuh"
 
 // Rows of a tile, 16, 32, 64 or 128; columns of a tile, 64, 128 or 256; parts of the depth. 0: by the problem.
 #ifndef TILE_ROWS

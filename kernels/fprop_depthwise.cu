@@ -53,13 +53,13 @@ shared_bytes = "block_channels * channel_bytes"
 // stored at once where rows are aligned; where rows of inputs are, those of its q are loaded at once. Where rows lie together
 // in memory neighbouring lanes have neighbouring positions, where channels do they have neighbouring channels.
 #include "convt3d.cuh"
-#include "convt3d/divisor.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/store_piece.cuh"
-#include "convt3d/taps.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/divisor.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/epilogue/store_piece.cuh"
+#include "convt3d/core/taps.cuh"
+#include "convt3d/core/vector.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4

@@ -100,11 +100,11 @@ shared_bytes = "4 * taps * pitch"
 // registers (ROLLS) each input is read once: input i adds to o + padding = i*stride + tap*dilation, then the first `stride` planes are
 // done, are stored, and the others move up. Else the planes of the output are done one after the other, and read again what they share.
 #include "convt3d.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/taps.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/core/taps.cuh"
+#include "convt3d/core/vector.cuh"
 
 // Neighbouring channels of a thread.
 #ifndef CHANNELS

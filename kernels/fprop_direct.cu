@@ -130,14 +130,14 @@ shared_bytes = "shared_bytes"
 //
 // Where parts share a group, their sums pass through shared memory at the end and are added in order.
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
-#include "convt3d/copy_async.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/store_vector.cuh"
-#include "convt3d/taps.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/ptx/copy_async.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/epilogue/store_vector.cuh"
+#include "convt3d/core/taps.cuh"
+#include "convt3d/core/vector.cuh"
 
 #ifndef THREADS
 #define THREADS 128

@@ -92,13 +92,13 @@ shared_bytes = "shared_bytes"
 // have neighbouring channels of a position, four each. At the end the parts' sums pass through shared memory and are added in order, and
 // neighbouring lanes store neighbouring outputs.
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
-#include "convt3d/divisor.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/taps.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/core/divisor.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/core/taps.cuh"
+#include "convt3d/core/vector.cuh"
 
 #ifndef THREADS
 #define THREADS 128

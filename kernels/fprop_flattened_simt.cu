@@ -120,17 +120,17 @@ shared_bytes = "block_bytes"
 //
 // Where channels lie together in the output, the sums pass through shared memory, so that neighbouring lanes store neighbouring channels.
 #include "convt3d.cuh"
-#include "convt3d/beside_packing.cuh"
-#include "convt3d/dense_axis.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/fill_gaps.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/layout.cuh"
-#include "convt3d/pipeline.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/store_channels_last.cuh"
-#include "convt3d/store_piece.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/ptx/beside_packing.cuh"
+#include "convt3d/core/dense_axis.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/epilogue/fill_gaps.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/layout.cuh"
+#include "convt3d/pipe/pipeline.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/epilogue/store_channels_last.cuh"
+#include "convt3d/epilogue/store_piece.cuh"
+#include "convt3d/core/vector.cuh"
 
 #ifndef THREAD_QUADS
 #define THREAD_QUADS 3
@@ -368,8 +368,9 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[2 * MOST_QUADS][SEGMENT
 #pragma unroll
         for (int j = 0; j < columns; ++j) {
           // There and back again: the weight of the turn is kept from one position to the next, as an input is for all its columns.
-          const int column = i % 2 == 0 ? j : columns - 1 - j, residue = tap_row.residue(k + column / thread_channels);
-          sums[residue * quads + i / SEGMENTS][i % SEGMENTS][column % thread_channels] += now.input[i] * now.weight[column];
+          const int column = i % 2 == 0 ? j : columns - 1 - j, second = column < thread_channels ? 0 : 1;  // of two taps
+          sums[tap_row.residue(k + second) * quads + i / SEGMENTS][i % SEGMENTS][column - second * thread_channels] +=
+              now.input[i] * now.weight[column];
         }
       }
       now = then;

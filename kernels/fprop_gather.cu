@@ -12,7 +12,7 @@ block = "BLOCK_THREADS"
 //
 // Most of the time goes into testing taps that do not apply: with stride s only one in s^3 divides. Takes every problem.
 #include "convt3d.cuh"
-#include "convt3d/epilogue.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
 
 #ifndef BLOCK_THREADS
 #define BLOCK_THREADS 128

@@ -58,13 +58,13 @@ shared_bytes = "weight_bytes + stage_bytes"
 // one instruction after the other: where two warps store a part of a sector each, memory first reads it.
 // Where channels lie together, neighbouring lanes store neighbouring channels; where one access can store all of an output, a lane does.
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
-#include "convt3d/divisor.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/store_channels_last.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/core/divisor.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/epilogue/store_channels_last.cuh"
+#include "convt3d/core/vector.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4

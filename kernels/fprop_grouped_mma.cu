@@ -72,16 +72,16 @@ shared_bytes = "shared_bytes"
 // Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds. Where a sum
 // of a block is NaN, what is NaN among its outputs is computed anew, by the definition.
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
-#include "convt3d/divisor.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/gathered.cuh"
-#include "convt3d/layout.cuh"
-#include "convt3d/mma.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/split_tf32.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/core/divisor.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/gathered.cuh"
+#include "convt3d/core/layout.cuh"
+#include "convt3d/ptx/mma.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/ptx/split_tf32.cuh"
+#include "convt3d/core/vector.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 4

@@ -98,9 +98,9 @@ shared_bytes = "shared_bytes"
 // adds hi*hi, hi*lo and lo*hi; the sums of hi*hi leave the tensor cores, which cut off what they add, for fp32
 // registers every two taps.
 #include "convt3d.cuh"
-#include "convt3d/cell.cuh"
-#include "convt3d/dense_axis.cuh"
-#include "convt3d/epilogue.cuh"
+#include "convt3d/core/cell.cuh"
+#include "convt3d/core/dense_axis.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
 
 #ifndef TILE_VOXELS
 #define TILE_VOXELS 512

@@ -121,16 +121,16 @@ block = 256
 // Few tiles leave most multiprocessors idle. There each block multiplies a part of the input channels and stores its sums in memory that
 // the parts have each for themselves, in the output's order; a third launch adds them up, part after part, and the bias.
 #include "convt3d.cuh"
-#include "convt3d/copy_async.cuh"
-#include "convt3d/dense_axis.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/fill_gaps.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/layout.cuh"
-#include "convt3d/row_tile.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/store_channels_last.cuh"
-#include "convt3d/store_piece.cuh"
+#include "convt3d/ptx/copy_async.cuh"
+#include "convt3d/core/dense_axis.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/epilogue/fill_gaps.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/layout.cuh"
+#include "convt3d/pipe/row_tile.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/epilogue/store_channels_last.cuh"
+#include "convt3d/epilogue/store_piece.cuh"
 
 #ifndef THREAD_QUADS
 #define THREAD_QUADS 2

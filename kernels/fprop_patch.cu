@@ -70,12 +70,12 @@ shared_bytes = "STAGES * 32768"
 // Where the stride along w is 2, 2 voxels and 2 taps are 4 neighbouring outputs, written in a 16-byte store, and where it is 4 its taps. Where rows of voxels do not
 // end on fours, a thread's voxels may be of two rows, and a row begin amid 16 bytes: pairs are stored then, two at once where they lie on 16 bytes.
 #include "convt3d.cuh"
-#include "convt3d/copy_async.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/patch.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/store_piece.cuh"
+#include "convt3d/ptx/copy_async.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/pipe/patch.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/epilogue/store_piece.cuh"
 
 // 1, 2, 3: 128 x 64 to 128, 64 x 64, 32 x 32; 0: the largest of which each multiprocessor gets LARGE_BLOCKS or MEDIUM_BLOCKS, else the last.
 #ifndef TILE

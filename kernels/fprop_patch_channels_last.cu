@@ -71,8 +71,8 @@ shared_bytes = "shared_bytes"
 // lanes have 64 bytes in a row. The copy goes to a place in shared memory that only this lane reads: a queue of its own (cp.async), which
 // needs no barrier and no shuffle.
 #include "convt3d.cuh"
-#include "convt3d/beside_packing.cuh"
-#include "convt3d/epilogue.cuh"
+#include "convt3d/ptx/beside_packing.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
 
 // At most so many columns of a block.
 #ifndef COLUMNS
@@ -95,7 +95,7 @@ shared_bytes = "shared_bytes"
 #ifndef WHOLE_CHUNKS
 #define WHOLE_CHUNKS 0
 #endif
-#include "convt3d/patch_wgmma.cuh"
+#include "convt3d/pipe/patch_wgmma.cuh"
 
 constexpr int EACH = 4 / SIZE, GROUP = 4 * VECTOR;  // elements of a register; columns of which four lanes have a vector each
 

@@ -78,11 +78,11 @@ shared_bytes = "16 * edge + ring * stage_bytes"
 // Tiles of 64 x 64 and 32 x 32 are for few voxels: there PARTS of the threads have the whole tile, each with its share of the channels of
 // a stage, and their sums pass through shared memory and are added in order.
 #include "convt3d.cuh"
-#include "convt3d/copy_async.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/patch.cuh"
-#include "convt3d/specialized.cuh"
+#include "convt3d/ptx/copy_async.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/pipe/patch.cuh"
+#include "convt3d/core/specialized.cuh"
 
 // 1, 2, 3: 128 x 32 to 128, 64 x 64, 32 x 32; 0: the largest of which each multiprocessor gets LARGE_BLOCKS or MEDIUM_BLOCKS, else the last.
 #ifndef TILE

@@ -84,11 +84,11 @@ shared_bytes = "shared_bytes"
 //   4. The sums pass through shared memory, [column][voxel], and leave it 16 bytes at a time as the output lies: in NCDHW the
 //      taps of a row alternate over neighbouring voxels, in channels_last neighbouring channels follow each other.
 #include "convt3d.cuh"
-#include "convt3d/constant.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/mma.cuh"
-#include "convt3d/split_tf32.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/constant.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/ptx/mma.cuh"
+#include "convt3d/ptx/split_tf32.cuh"
+#include "convt3d/core/vector.cuh"
 
 #ifndef TILE
 #define TILE 0

@@ -64,14 +64,14 @@ shared_bytes = "shared_bytes"
 // lane's columns are 2 (tf32) or 4 (16 bits) neighbouring voxels: so a lane has 16 neighbouring bytes of the output, four lanes 64.
 // Where channels lie together in the output, rows g and g + 8 are two neighbouring channels of a tap.
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/mma.cuh"
-#include "convt3d/patch.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/split_tf32.cuh"
-#include "convt3d/store_piece.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/ptx/mma.cuh"
+#include "convt3d/pipe/patch.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/ptx/split_tf32.cuh"
+#include "convt3d/epilogue/store_piece.cuh"
 
 // At most so many (co, t) of a block, a multiple of 32.
 #ifndef COLUMNS

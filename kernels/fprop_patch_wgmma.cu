@@ -79,9 +79,9 @@ shared_bytes = "shared_bytes"
 // rows do not end on a lane's voxels, these may be of two rows, and a row begins anywhere: then a warp's rows of taps pass through shared
 // memory, and each lane stores a voxel's pair. With more taps in a row lanes that have other columns of a voxel have its other pairs.
 #include "convt3d.cuh"
-#include "convt3d/beside_packing.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
+#include "convt3d/ptx/beside_packing.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
 
 // At most so many (co, t) of a block, a multiple of 8.
 #ifndef COLUMNS
@@ -110,7 +110,7 @@ shared_bytes = "shared_bytes"
 #ifndef KERNEL_W
 #define KERNEL_W 2
 #endif
-#include "convt3d/patch_wgmma.cuh"
+#include "convt3d/pipe/patch_wgmma.cuh"
 
 constexpr int STEP = 32 / SIZE;                                       // channels of a product
 constexpr int RUN = SIZE == 4 ? 2 : 2 * ROWS, RUNS = 2 * ROWS / RUN;  // neighbouring voxels of a lane

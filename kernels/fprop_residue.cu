@@ -15,7 +15,7 @@ block = "BLOCK_THREADS"
 //
 // No division, no test of divisibility and no dead tap in the inner loop. A class without taps stores the bias.
 #include "convt3d.cuh"
-#include "convt3d/epilogue.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
 
 #ifndef BLOCK_THREADS
 #define BLOCK_THREADS 128

@@ -24,7 +24,7 @@ block = "BLOCK_THREADS"
 // Many threads add to one output, so the adds are atomic and their order, and with it the last bits, changes from run to run.
 // The sums start from the bias in a buffer of accum_t (16-bit types are added in fp32) and are rounded once at the end.
 #include "convt3d.cuh"
-#include "convt3d/epilogue.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
 
 #ifndef BLOCK_THREADS
 #define BLOCK_THREADS 128

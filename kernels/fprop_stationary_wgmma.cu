@@ -151,18 +151,18 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #define DILATION_W 1
 #endif
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
-#include "convt3d/beside_packing.cuh"
-#include "convt3d/cell.cuh"
-#include "convt3d/constant.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/integers.cuh"
-#include "convt3d/layout.cuh"
-#include "convt3d/mma.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/warp.cuh"
-#include "convt3d/wgmma_registers.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/ptx/beside_packing.cuh"
+#include "convt3d/core/cell.cuh"
+#include "convt3d/core/constant.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/integers.cuh"
+#include "convt3d/core/layout.cuh"
+#include "convt3d/ptx/mma.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/core/warp.cuh"
+#include "convt3d/ptx/wgmma_registers.cuh"
 
 // At most so many output channels in a tile, and cells of 16 bytes in a chunk of input channels.
 #ifndef COLUMNS

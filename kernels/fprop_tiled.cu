@@ -26,7 +26,7 @@ block = "TILE_VOXELS // THREAD_VOXELS * (TILE_CHANNELS // THREAD_CHANNELS)"
 // are staged in shared memory, and a thread adds their products into THREAD_VOXELS x THREAD_CHANNELS sums in registers. Each
 // staged value is used TILE_CHANNELS or TILE_VOXELS times, where fprop_residue reads it from memory for every product.
 #include "convt3d.cuh"
-#include "convt3d/epilogue.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
 
 #ifndef TILE_VOXELS
 #define TILE_VOXELS 128

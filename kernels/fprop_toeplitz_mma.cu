@@ -100,7 +100,7 @@ block = "32 * BLOCK_WARPS"
 shared_bytes = "shared_bytes"
 */
 // Depthwise layers and groups of few channels on tensor cores. There no matrix has channels enough; but along w a correlation with few
-// taps is a product with a Toeplitz matrix. On each axis o = q*stride + r, and tap t feeds o through input q - offset (convt3d/taps.cuh).
+// taps is a product with a Toeplitz matrix. On each axis o = q*stride + r, and tap t feeds o through input q - offset (convt3d/core/taps.cuh).
 // For one input channel, output channel, residue of w, kd and kh:
 //
 //   rows:    16 positions (d, h)
@@ -119,16 +119,16 @@ shared_bytes = "shared_bytes"
 // Zero weights stand for taps that are none: an input that is infinite or no number also spoils outputs beside those it feeds. Where a sum
 // of a block is NaN, what is NaN among its outputs is computed anew, by the definition.
 #include "convt3d.cuh"
-#include "convt3d/advanced.cuh"
-#include "convt3d/divisor.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/gathered.cuh"
-#include "convt3d/layout.cuh"
-#include "convt3d/mma.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/taps.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/core/divisor.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/gathered.cuh"
+#include "convt3d/core/layout.cuh"
+#include "convt3d/ptx/mma.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/core/taps.cuh"
+#include "convt3d/core/vector.cuh"
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 8

@@ -28,7 +28,7 @@ block = {threads}
 # Two stages of A[64][8] and B[8][8], stored by one warpgroup and multiplied by the other; output[64][8] = 4 * stages * input * weight.
 STAGES = (
     BEGIN.format(declared="", blocks=1, threads=256)
-    + """#include "convt3d/wgmma_registers.cuh"
+    + """#include "convt3d/ptx/wgmma_registers.cuh"
 __global__ void staged(const scalar_t* input, const scalar_t* weight, scalar_t* output) {
   __shared__ __align__(1024) float a[2][2][64][4], b[2][2][8][4];
   __shared__ __align__(16) unsigned long long barriers[4];
@@ -68,7 +68,7 @@ __global__ void staged(const scalar_t* input, const scalar_t* weight, scalar_t* 
 # output[64] = the sum of four stages of input[4][64], two of them on their way.
 COPIES = (
     BEGIN.format(declared="", blocks=1, threads=64)
-    + """#include "convt3d/pipeline.cuh"
+    + """#include "convt3d/pipe/pipeline.cuh"
 __global__ void copied(const scalar_t* input, const scalar_t* weight, scalar_t* output) {
   __shared__ __align__(16) float stage[2][64];
   const int thread = threadIdx.x;
@@ -93,7 +93,7 @@ __global__ void copied(const scalar_t* input, const scalar_t* weight, scalar_t* 
 # The same in bulk, by the first thread.
 IN_BULK = (
     BEGIN.format(declared="", blocks=1, threads=64)
-    + """#include "convt3d/pipeline.cuh"
+    + """#include "convt3d/pipe/pipeline.cuh"
 __global__ void copied(const scalar_t* input, const scalar_t* weight, scalar_t* output) {
   __shared__ __align__(16) float stage[2][64];
   __shared__ __align__(16) unsigned long long barriers[4];
@@ -125,8 +125,8 @@ __global__ void copied(const scalar_t* input, const scalar_t* weight, scalar_t* 
 # output[64] = input[64], through shared memory and stored in bulk, twice.
 STORED = (
     BEGIN.format(declared="", blocks=2, threads=32)
-    + """#include "convt3d/bulk_store.cuh"
-#include "convt3d/pipeline.cuh"
+    + """#include "convt3d/ptx/bulk_store.cuh"
+#include "convt3d/pipe/pipeline.cuh"
 __global__ void stored(const scalar_t* input, const scalar_t* weight, scalar_t* output) {
   __shared__ __align__(16) float row[32];
   for (int i = 0; i < 2; ++i) {
@@ -160,8 +160,8 @@ grid = 2
 block = 64
 */
 #include "convt3d.cuh"
-#include "convt3d/beside_packing.cuh"
-#include "convt3d/pipeline.cuh"
+#include "convt3d/ptx/beside_packing.cuh"
+#include "convt3d/pipe/pipeline.cuh"
 extern "C" __global__ void fill(const scalar_t* input, accum_t* filled) {
   let_next_begin();
   filled[threadIdx.x] = input[threadIdx.x];

@@ -55,12 +55,12 @@ def test_a_ring_goes_round_and_changes_its_parity(size: int) -> None:
       told[4 * i + 3] = static_cast<int>(ring.parity);
     }}
   }}"""
-    found = told("host", "ring", body, 40, 'architectures = ["sm_90a"]')
+    found = told("host", "pipe/ring", body, 40, 'architectures = ["sm_90a"]')
     assert found == [n for i in range(10) for n in (i % size, 640 + 8 * (i % size), 640 + 8 * (size + i % size), i // size % 2)]
 
 
 def test_all_lanes_have_the_first_ones_value(backend: str) -> None:
-    assert told(backend, "warp", "told[lane] = of_warp(lane + 5);", 32) == [5] * 32
+    assert told(backend, "core/warp", "told[lane] = of_warp(lane + 5);", 32) == [5] * 32
 
 
 def test_a_constant_is_a_number_that_a_lambda_is_compiled_for(backend: str) -> None:
@@ -72,9 +72,9 @@ def test_a_constant_is_a_number_that_a_lambda_is_compiled_for(backend: str) -> N
   };
   tell(Constant<0>{});
   tell(Constant<3>{});"""
-    assert told(backend, "constant", body, 4) == [10, -7, -7, 13]
+    assert told(backend, "core/constant", body, 4) == [10, -7, -7, 13]
 
 
 def test_a_quotient_is_rounded_up(backend: str) -> None:
     body = "if (lane < 12) told[lane] = ceil_div(lane, 1 + lane % 4);"
-    assert told(backend, "integers", body, 12) == [-(-lane // (1 + lane % 4)) for lane in range(12)]
+    assert told(backend, "core/integers", body, 12) == [-(-lane // (1 + lane % 4)) for lane in range(12)]

@@ -18,7 +18,7 @@ from cupy_convt3d.problem import Problem
 from cupy_convt3d.source import Instance
 
 Array = np.ndarray[Any, np.dtype[Any]]
-HEADER = "convt3d/cell.cuh"
+HEADER = "convt3d/core/cell.cuh"
 TEXT = (Path(__file__).parents[1] / "kernels" / "include" / HEADER).read_text()
 CELLS = 3
 TRIAL = """/* convt3d
@@ -29,7 +29,7 @@ grid = 1
 block = 3
 */
 #include "convt3d.cuh"
-#include "convt3d/cell.cuh"
+#include "convt3d/core/cell.cuh"
 // A thread's cell, without channel 0: rounded by default, its low part, rounded with ties away from zero, and as the only one.
 extern "C" __global__ void trial(const Problem problem, const View<const scalar_t> weight, scalar_t* output) {
   const int ci = static_cast<int>(threadIdx.x) * VECTOR;

@@ -15,7 +15,7 @@ from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.problem import Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
-HEADER = "convt3d/channel_rows.cuh"
+HEADER = "convt3d/pipe/channel_rows.cuh"
 TEXT = (Path(__file__).parents[1] / "kernels" / "include" / HEADER).read_text()
 TRIAL = """/* convt3d
 pass = "fprop"
@@ -30,7 +30,7 @@ grid = "ceil_div(row_vectors, 32)"
 block = 32
 */
 #include "convt3d.cuh"
-#include "convt3d/channel_rows.cuh"
+#include "convt3d/pipe/channel_rows.cuh"
 // The rows, and behind them whether the input lay so.
 extern "C" __global__ void trial(const Problem problem, const View<const scalar_t> input, scalar_t* output, const int voxels,
                                  const int row_channels, const int row_vectors) {

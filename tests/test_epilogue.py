@@ -18,7 +18,7 @@ from cupy_convt3d.problem import Problem
 from cupy_convt3d.source import Instance
 
 Array = np.ndarray[Any, np.dtype[Any]]
-HEADER = "convt3d/epilogue.cuh"
+HEADER = "convt3d/epilogue/epilogue.cuh"
 TEXT = (Path(__file__).parents[1] / "kernels" / "include" / HEADER).read_text()
 WAYS = 6
 TRIAL = """/* convt3d
@@ -29,7 +29,7 @@ grid = 1
 block = "output_numel"
 */
 #include "convt3d.cuh"
-#include "convt3d/epilogue.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
 // A thread has a channel, and the sums of this one and the next; what becomes of them lies in `output` way after way.
 extern "C" __global__ void trial(const Problem problem, const accum_t* input, const scalar_t* bias, scalar_t* output) {
   const Epilogue epilogue{bias};

@@ -203,7 +203,7 @@ KERNEL = "kernel_d"
 grid = 1
 block = 1
 */
-#include "convt3d/problem.cuh"
+#include "convt3d/core/problem.cuh"
 #ifndef KERNEL
 #define KERNEL 3
 #endif
@@ -247,8 +247,8 @@ EVEN = "stride_w % 2 == 0"
 grid = 1
 block = 1
 */
-#include "convt3d/problem.cuh"
-#include "convt3d/specialized.cuh"
+#include "convt3d/core/problem.cuh"
+#include "convt3d/core/specialized.cuh"
 #ifndef STRIDE
 #define STRIDE 7
 #define EVEN 0

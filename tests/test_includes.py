@@ -69,7 +69,7 @@ def test_no_file_is_missed_that_the_compiler_opens() -> None:
         words = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.split()
         return {str(Path(word).relative_to(root)) for word in words if word.startswith(str(root))}
 
-    every = "".join(f'#include "convt3d/{path.name}"\n' for path in (root / "convt3d").glob("*.cuh"))
+    every = "".join(f'#include "{path.relative_to(root)}"\n' for path in (root / "convt3d").rglob("*.cuh"))
     on_host = opened(_EVERY_KERNELS + every, f"-I{root}/convt3d/host/shim", "-DCONVT3D_FP32")
     assert len(on_host) > 30 and on_host <= includes.headers([_EVERY_KERNELS + every], root, {}, host=True).keys()
     on_device = opened(every, "-D__CUDACC__", "-DCONVT3D_FP32", "-MG")
@@ -93,10 +93,10 @@ def test_a_header_makes_those_anew_that_include_it(tmp_path: Path, monkeypatch: 
         path.write_text(path.read_text() + "\nstatic const int one_more = 1;\n")
         return {name: [a != b for a, b in zip(before[name], after, strict=True)] for name, after in keys().items()}
 
-    assert changed_by("convt3d/taps.cuh") == {"gather": [False] * 3, "taps": [True] * 3}
-    assert changed_by("convt3d/geometry.cuh") == {"gather": [True] * 3, "taps": [True] * 3}
+    assert changed_by("convt3d/core/taps.cuh") == {"gather": [False] * 3, "taps": [True] * 3}
+    assert changed_by("convt3d/core/geometry.cuh") == {"gather": [True] * 3, "taps": [True] * 3}
     assert changed_by("convt3d/host/block.h") == {"gather": [True, False, False], "taps": [True, False, False]}
-    assert changed_by("convt3d/row_tile.cuh") == {"gather": [False] * 3, "taps": [False] * 3}
+    assert changed_by("convt3d/pipe/row_tile.cuh") == {"gather": [False] * 3, "taps": [False] * 3}
 
 
 def kernel_text(name: str) -> str:
@@ -105,7 +105,7 @@ def kernel_text(name: str) -> str:
 
 def test_an_overlay_is_compiled_for_its_kernel_alone() -> None:
     plain = kernel("fprop_gather")
-    name = "convt3d/geometry.cuh"
+    name = "convt3d/core/geometry.cuh"
     broken = plain.replace_headers({name: headers_of(plain, host=False)[name] + "\n#error planted\n"})
     assert Instance(broken, "fp32").key("host") != Instance(plain, "fp32").key("host")
     with pytest.raises(RuntimeError, match="planted"):

@@ -33,8 +33,8 @@ grid = "ceil_div(output_numel, 64)"
 block = 64
 */
 #include "convt3d.cuh"
-#include "convt3d/layout.cuh"
-#include "convt3d/specialized.cuh"
+#include "convt3d/core/layout.cuh"
+#include "convt3d/core/specialized.cuh"
 extern "C" __global__ void trial(const Problem problem, View<scalar_t> output, const long long output_numel) {
   const int layout = OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0;
   lay_out(problem, output, layout);

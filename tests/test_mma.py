@@ -25,7 +25,7 @@ grid = 1
 block = {block}
 */
 #include "convt3d.cuh"
-#include "convt3d/mma.cuh"
+#include "convt3d/ptx/mma.cuh"
 extern "C" __global__ void trial(const float* input, float* output) {{
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
 {body}

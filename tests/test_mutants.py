@@ -122,26 +122,26 @@ def test_mutants_follow_includes_into_the_package() -> None:
     """A header changed for one kernel is compiled for it, is judged by it, and other kernels have the file as it is."""
     gather = kernel("fprop_gather")
     files = blocks(gather)
-    assert {"convt3d/geometry.cuh", "convt3d/view.cuh"} <= files.keys()
+    assert {"convt3d/core/geometry.cuh", "convt3d/core/view.cuh"} <= files.keys()
     assert not [file for file in blocks(kernel("fprop_rolling_wgmma")) if "host/" in file or "standard/" in file]
-    text = files["convt3d/geometry.cuh"]
-    chosen = next(m for m in mutants(text, "convt3d/geometry.cuh") if m.operator == "modulo" and "scaled" in m.text)
-    assert str(chosen).startswith("convt3d/geometry.cuh line ") and chosen.key[0] == chosen.file
+    text = files["convt3d/core/geometry.cuh"]
+    chosen = next(m for m in mutants(text, "convt3d/core/geometry.cuh") if m.operator == "modulo" and "scaled" in m.text)
+    assert str(chosen).startswith("convt3d/core/geometry.cuh line ") and chosen.key[0] == chosen.file
     places = compiled_places(Instance(gather, "fp32"))
     assert chosen.place in places and ("", gather.source.splitlines().index('#include "convt3d.cuh"') + 1) not in places
     assert machine_code(_changed(gather, chosen), "fp32") != machine_code(gather, "fp32")
 
 
 def test_a_header_of_which_a_kernel_calls_nothing_is_the_same_code_wherever_its_copy_lies() -> None:
-    """What a kernel says of a copy names a header's file (convt3d/copy_async.cuh), which is the package's."""
-    file = "convt3d/dtypes.cuh"
+    """What a kernel says of a copy names a header's file (convt3d/ptx/copy_async.cuh), which is the package's."""
+    file = "convt3d/core/dtypes.cuh"
     changed = next(m for m in mutants(blocks(kernel("fprop_grouped"))[file], file) if "bfloat16_t value" in m.text)
     assert machine_code(_changed(kernel("fprop_grouped"), changed), "fp32") == machine_code(kernel("fprop_grouped"), "fp32")
 
 
 @pytest.mark.slow
 def test_mutants_of_a_header_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = "convt3d/geometry.cuh"
+    file = "convt3d/core/geometry.cuh"
     monkeypatch.setattr("cupy_convt3d.lab.mutants.mutants", lambda source, name="": mutants(source, name) if name == file else [])
     report = judge_mutants(kernel("fprop_gather"), sample=4, workers=1)
     assert {verdict.mutant.file for verdict in report.verdicts} == {file}

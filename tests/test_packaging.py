@@ -112,8 +112,8 @@ def test_conv_transpose3d_on_numpy_brings_neither_torch_nor_cupy() -> None:
 
 def test_the_problem_header_is_the_generated_one() -> None:
     generated = run(sys.executable, "-m", "cupy_convt3d.problem", cwd=ROOT)
-    assert (ROOT / "kernels/include/convt3d/problem.cuh").read_text() == generated, (
-        "kernels/include/convt3d/problem.cuh is stale: python -m cupy_convt3d.problem > kernels/include/convt3d/problem.cuh"
+    assert (ROOT / "kernels/include/convt3d/core/problem.cuh").read_text() == generated, (
+        "kernels/include/convt3d/core/problem.cuh is stale: python -m cupy_convt3d.problem > kernels/include/convt3d/core/problem.cuh"
     )
 
 

@@ -17,7 +17,7 @@ from cupy_convt3d.errors import ProblemError, ProblemTypeError
 from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, problems
 from cupy_convt3d.problem import INT32_MAX, Problem, c_struct, c_values, triple
 
-HEADER = Path(__file__).parents[1] / "kernels" / "include" / "convt3d" / "problem.cuh"
+HEADER = Path(__file__).parents[1] / "kernels" / "include" / "convt3d" / "core" / "problem.cuh"
 VALID: dict[str, Any] = {"input_shape": (2, 4, 3, 4, 5), "weight_shape": (4, 6, 3, 3, 3)}
 
 
@@ -224,7 +224,7 @@ def test_constructor_refuses_a_bad_batch_and_channels() -> None:
 
 
 def test_header_is_the_generated_struct() -> None:
-    assert HEADER.read_text() == c_struct(), "run `python -m cupy_convt3d.problem > kernels/include/convt3d/problem.cuh`"
+    assert HEADER.read_text() == c_struct(), "run `python -m cupy_convt3d.problem > kernels/include/convt3d/core/problem.cuh`"
 
 
 def test_c_values_follow_the_struct() -> None:

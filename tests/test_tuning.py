@@ -163,7 +163,7 @@ def test_the_digest_is_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with (tmp_path / "k/include/convt3d/host/fiber.h").open("a") as file:
         file.write("\nint of_the_host;\n")
     assert of(source) == digest, "a GPU runs none of it"
-    with (tmp_path / "k/include/convt3d/view.cuh").open("a") as file:
+    with (tmp_path / "k/include/convt3d/core/view.cuh").open("a") as file:
         file.write("\nint of_the_device();\n")
     assert of(source) != digest
 

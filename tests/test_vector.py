@@ -18,7 +18,7 @@ from cupy_convt3d.problem import Problem
 from cupy_convt3d.source import Instance
 
 Array = np.ndarray[Any, np.dtype[Any]]
-RULES = (Path(__file__).parents[1] / "kernels" / "include" / "convt3d" / "vector.cuh").read_text()
+RULES = (Path(__file__).parents[1] / "kernels" / "include" / "convt3d" / "core" / "vector.cuh").read_text()
 SIZES = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 TRIAL = """/* convt3d
 pass = "fprop"
@@ -28,7 +28,7 @@ grid = 1
 block = 1
 */
 #include "convt3d.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/vector.cuh"
 template <int COUNT>
 __device__ void tell(int*& at) {
   Vector<COUNT> vector{};
@@ -88,7 +88,7 @@ grid = 1
 block = 1
 */
 #include "convt3d.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/vector.cuh"
 // For w and for channels: whether vectors of 2, 4 and 8.
 extern "C" __global__ void trial(const View<const scalar_t> input, scalar_t* output) {
   for (int i = 0; i < 6; ++i) output[i] = to_scalar(accum_t(made_of_vectors(input, i < 3 ? 4 : 1, 2 << i % 3)));
@@ -148,5 +148,5 @@ def test_vectors_are_where_all_places_are_their_multiples(dtype: str) -> None:
 def test_a_broken_rule_is_seen(text: str, broken: str) -> None:
     assert RULES.count(text) == 1
     right = Kernel.from_source(ALIGNED, "trial")
-    wrong = right.replace_headers({"convt3d/vector.cuh": RULES.replace(text, broken)})
+    wrong = right.replace_headers({"convt3d/core/vector.cuh": RULES.replace(text, broken)})
     assert any(made(right, "fp32", *view) != made(wrong, "fp32", *view) for view in VIEWS)

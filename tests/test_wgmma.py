@@ -39,7 +39,7 @@ block = 128
 */
 #define WGMMA_TILES 3
 #include "convt3d.cuh"
-#include "convt3d/wgmma.cuh"
+#include "convt3d/ptx/wgmma.cuh"
 constexpr int K = 32 / sizeof(scalar_t), CELL = 16 / sizeof(scalar_t);
 // output[64][24] = input[64][K] * weight[24][K]
 __global__ void product(const scalar_t* input, const scalar_t* weight, scalar_t* output) {
@@ -176,7 +176,7 @@ def test_how_patches_are_shared_out() -> None:
         verify(HostBackend(), kernel.replace_tunables(STAGES=3), Problem.parse(PATCHES[0]), "tf32", "exact", 0)
 
 
-# Of convt3d/patch_wgmma.cuh, which both kernels have.
+# Of convt3d/pipe/patch_wgmma.cuh, which both kernels have.
 SHARED_MISTAKES = {
     "stage read before it is there": ("      cp_async_wait<STAGES - 2>();\n", ""),
     "one stage too few is waited for": ("cp_async_wait<STAGES - 2>()", "cp_async_wait<STAGES - 1>()"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-_COPIES = "asynchronous copies and their barriers run on a GPU alone (convt3d/pipeline.cuh has some for both)"
-_LIBRARY = "the cuda:: library's barriers, pipelines and atomics run on a GPU alone (convt3d/pipeline.cuh has barriers for both)"
-_PRODUCTS = "nvcuda::wmma runs on a GPU alone (convt3d/mma.cuh has products of the tensor cores for both)"
+_COPIES = "asynchronous copies and their barriers run on a GPU alone (convt3d/pipe/pipeline.cuh has some for both)"
+_LIBRARY = "the cuda:: library's barriers, pipelines and atomics run on a GPU alone (convt3d/pipe/pipeline.cuh has barriers for both)"
+_PRODUCTS = "nvcuda::wmma runs on a GPU alone (convt3d/ptx/mma.cuh has products of the tensor cores for both)"
 _SMALL_FLOATS = "the 8-bit and smaller floating types are a GPU's alone"
 _TEMPLATES = "Thrust, CUB and CUTLASS run on a GPU alone"
 _TEXTURES = "textures and surfaces are a GPU's alone"

@@ -2,8 +2,8 @@
 // On a GPU it is compiled by NVRTC; on a CPU the host backend has included convt3d/host/runtime.h before it.
 #pragma once
 
-#include "convt3d/problem.cuh"
+#include "convt3d/core/problem.cuh"
 
-#include "convt3d/dtypes.cuh"
-#include "convt3d/geometry.cuh"
-#include "convt3d/view.cuh"
+#include "convt3d/core/dtypes.cuh"
+#include "convt3d/core/geometry.cuh"
+#include "convt3d/core/view.cuh"

@@ -55,7 +55,7 @@ class Mutant:
         before, after: what stood there and what stands there now.
         number: how many earlier changes of the same line have the same operator, before and after.
         source: the whole file with the change.
-        file: "" for the kernel's own; a header's name among the package's ("convt3d/taps.cuh"), or the path of one beside the kernel.
+        file: "" for the kernel's own; a header's name among the package's ("convt3d/core/taps.cuh"), or the path of one beside the kernel.
     """
 
     operator: str

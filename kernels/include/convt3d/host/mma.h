@@ -1,7 +1,7 @@
-// The host twins of convt3d/mma.cuh. A fragment operation is a collective of all 32 lanes, so divergence is reported.
+// The host twins of convt3d/ptx/mma.cuh. A fragment operation is a collective of all 32 lanes, so divergence is reported.
 #pragma once
 
-#include "convt3d/dtypes.cuh"
+#include "convt3d/core/dtypes.cuh"
 
 namespace convt3d_host {
 

@@ -1,4 +1,4 @@
-// The host twins of convt3d/shared_memory.cuh. An address counts from the arena's start. A copy by cp.async lands at its thread's
+// The host twins of convt3d/ptx/shared_memory.cuh. An address counts from the arena's start. A copy by cp.async lands at its thread's
 // wait_group and is poison until then, so a missing wait or barrier shows.
 #pragma once
 

@@ -1,8 +1,8 @@
 // One output, by the definition: for those few that a kernel's own way does not get right.
 #pragma once
 
-#include "convt3d/epilogue.cuh"
-#include "convt3d/geometry.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/geometry.cuh"
 
 // Of `channel`, which is number `co` of its group; the group's input channels are those from `first_ci` on.
 __device__ inline scalar_t gathered(const Problem& problem, const View<const scalar_t>& input,

@@ -6,7 +6,7 @@
 // convolution's tap is nothing but another start address.
 #pragma once
 
-#include "convt3d/pipeline.cuh"
+#include "convt3d/pipe/pipeline.cuh"
 
 // The low word of an operand's descriptor; `+ n` moves its start by n * 16 bytes. The high word holds `row_step`, always 128.
 __device__ inline unsigned wgmma_operand(unsigned shared_address, unsigned k_step) {

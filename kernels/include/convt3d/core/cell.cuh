@@ -1,11 +1,11 @@
 // Cells: 16 bytes of neighbouring channels of an operand, as tensor cores read them, and what packing reads to make them.
 #pragma once
 
-#include "convt3d/advanced.cuh"
-#include "convt3d/mma.cuh"
-#include "convt3d/split_tf32.cuh"
-#include "convt3d/vector.cuh"
-#include "convt3d/view.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/ptx/mma.cuh"
+#include "convt3d/ptx/split_tf32.cuh"
+#include "convt3d/core/vector.cuh"
+#include "convt3d/core/view.cuh"
 
 constexpr int VECTOR = 16 / sizeof(scalar_t);  // channels of a cell
 typedef Words<4> Cell;

@@ -1,8 +1,8 @@
 // What kernels for kernel = stride share: how volumes are copied in vectors, and where a voxel lies.
 #pragma once
 
-#include "convt3d/geometry.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/geometry.cuh"
+#include "convt3d/core/vector.cuh"
 
 template <class T>
 __device__ inline bool aligned(const View<T>& tensor, index_t strides, int elements) {

@@ -2,7 +2,7 @@
 // shared memory as in wgmma.cuh. So rows may come from anywhere, and be rounded on their way.
 #pragma once
 
-#include "convt3d/wgmma.cuh"
+#include "convt3d/ptx/wgmma.cuh"
 
 #if defined(__CUDACC__)
 

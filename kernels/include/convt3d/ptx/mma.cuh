@@ -12,7 +12,7 @@
 // are the depth, with neighbouring voxels or output channels in a row, becomes fragments too.
 #pragma once
 
-#include "convt3d/shared_memory.cuh"
+#include "convt3d/ptx/shared_memory.cuh"
 
 #if defined(__CUDACC__)
 

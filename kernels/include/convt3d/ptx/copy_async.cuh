@@ -1,7 +1,7 @@
 // Whole elements copied by cp.async, or zeros in their place.
 #pragma once
 
-#include "convt3d/shared_memory.cuh"
+#include "convt3d/ptx/shared_memory.cuh"
 
 // Copy one element of 4, 8 or 16 bytes, or write zeros where it is not live; the source must be a legal address either way.
 template <class T>

@@ -2,8 +2,8 @@
 // begins with `lay_out`, and the compiler decides what looks at these strides.
 #pragma once
 
-#include "convt3d/problem.cuh"
-#include "convt3d/view.cuh"
+#include "convt3d/core/problem.cuh"
+#include "convt3d/core/view.cuh"
 
 #ifndef OUTPUT_LAYOUT
 #define OUTPUT_LAYOUT 0

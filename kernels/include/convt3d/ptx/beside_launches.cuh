@@ -1,7 +1,7 @@
 // Launches that begin beside the ones before them where the card can (sm_90 and newer), in a kernel for older cards too.
 #pragma once
 
-#include "convt3d/beside_packing.cuh"
+#include "convt3d/ptx/beside_packing.cuh"
 
 // The host runs both sides.
 __device__ __forceinline__ void begin_next() {

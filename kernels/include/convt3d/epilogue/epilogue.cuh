@@ -2,8 +2,8 @@
 // tap reaches are the sum 0, and go the same way. What else is to happen to outputs belongs here: no kernel adds or rounds by itself.
 #pragma once
 
-#include "convt3d/vector.cuh"
-#include "convt3d/view.cuh"
+#include "convt3d/core/vector.cuh"
+#include "convt3d/core/view.cuh"
 
 template <class T>
 struct IsSum {

@@ -2,8 +2,8 @@
 // and zeros included, so that every tap reads from there.
 #pragma once
 
-#include "convt3d/forget_memory.cuh"
-#include "convt3d/vector.cuh"
+#include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/vector.cuh"
 
 constexpr int VECTOR = 16 / sizeof(accum_t);  // elements of a 16-byte access to shared memory
 

@@ -1,12 +1,12 @@
 // Kernel = stride on warpgroups: packed weights that stay in a block's shared memory, and the products of a tile of voxels with them.
 #pragma once
 
-#include "convt3d/beside_packing.cuh"
-#include "convt3d/cell.cuh"
-#include "convt3d/constant.cuh"
-#include "convt3d/patch.cuh"
-#include "convt3d/specialized.cuh"
-#include "convt3d/wgmma_registers.cuh"
+#include "convt3d/ptx/beside_packing.cuh"
+#include "convt3d/core/cell.cuh"
+#include "convt3d/core/constant.cuh"
+#include "convt3d/pipe/patch.cuh"
+#include "convt3d/core/specialized.cuh"
+#include "convt3d/ptx/wgmma_registers.cuh"
 
 static_assert((ROWS == 1 || ROWS == 2) && STAGES % 2 == 0, "one or two tiles, and stages in pairs");
 #if defined(__CUDACC__)

@@ -2,7 +2,7 @@
 // PTX ISA, "Asynchronous Barrier" and "cp.async.bulk". An mbarrier is 8 bytes of shared memory, named by its address; a phase of an mbarrier ends when its arrivals and its bytes are all in.
 #pragma once
 
-#include "convt3d/shared_memory.cuh"
+#include "convt3d/ptx/shared_memory.cuh"
 
 #if defined(__CUDACC__)
 

@@ -1,7 +1,7 @@
 // What one thread has of a row of the output: the residues of w at one position.
 #pragma once
 
-#include "convt3d/epilogue.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
 
 // One store of two elements; in PTX, because the compiler may make two of it to save a move.
 #if defined(__CUDACC__)

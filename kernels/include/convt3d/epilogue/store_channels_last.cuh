@@ -3,8 +3,8 @@
 // own: then neighbouring lanes have neighbouring channels, and what one instruction stores of an output is contiguous.
 #pragma once
 
-#include "convt3d/vector.cuh"
-#include "convt3d/view.cuh"
+#include "convt3d/core/vector.cuh"
+#include "convt3d/core/view.cuh"
 
 constexpr int PIECE_CHANNELS = 16 / sizeof(scalar_t);
 typedef Vector<PIECE_CHANNELS> ChannelPiece;

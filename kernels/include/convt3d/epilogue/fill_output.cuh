@@ -3,9 +3,9 @@
 // whole sectors of both.
 #pragma once
 
-#include "convt3d/advanced.cuh"
-#include "convt3d/epilogue.cuh"
-#include "convt3d/forget_memory.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/forget_memory.cuh"
 
 // A warp fills `count` neighbours: 16 bytes a lane from the first multiple of 32 elements on, where lines or halves of them begin.
 template <class Index>

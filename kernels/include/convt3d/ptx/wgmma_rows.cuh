@@ -2,7 +2,7 @@
 // be a patch of a plane, eight neighbours each of eight rows.
 #pragma once
 
-#include "convt3d/wgmma.cuh"
+#include "convt3d/ptx/wgmma.cuh"
 
 #if defined(__CUDACC__)
 

@@ -2,9 +2,9 @@
 // may lie so in memory already; if not, a launch copies it.
 #pragma once
 
-#include "convt3d/advanced.cuh"
-#include "convt3d/vector.cuh"
-#include "convt3d/view.cuh"
+#include "convt3d/core/advanced.cuh"
+#include "convt3d/core/vector.cuh"
+#include "convt3d/core/view.cuh"
 
 enum { ROW_VECTOR = 16 / static_cast<int>(sizeof(scalar_t)) };  // a constant would be data of each binary
 typedef Vector<ROW_VECTOR> RowVector;

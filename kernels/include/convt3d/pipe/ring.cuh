@@ -1,7 +1,7 @@
 // A ring of buffers in shared memory that some threads fill and others read (sm_90).
 #pragma once
 
-#include "convt3d/pipeline.cuh"
+#include "convt3d/pipe/pipeline.cuh"
 
 // The buffer that comes next: where its `full` and `empty` mbarriers are, and the parity of how often the ring has gone round.
 struct Ring {

@@ -2,7 +2,7 @@
 // PTX ISA, "st": `.cs`, cache streaming.
 #pragma once
 
-#include "convt3d/dtypes.cuh"
+#include "convt3d/core/dtypes.cuh"
 
 // Store a value of 4 or 8 bytes, or of a multiple of 16, at a multiple of its size.
 template <class T>

@@ -1,8 +1,8 @@
 // Neighbours in memory that move together.
 #pragma once
 
-#include "convt3d/dtypes.cuh"
-#include "convt3d/view.cuh"
+#include "convt3d/core/dtypes.cuh"
+#include "convt3d/core/view.cuh"
 
 // They lie at a multiple of their size: so few of them are one access of 2 to 16 bytes, more are several of 16.
 template <int COUNT, class T = scalar_t>

@@ -2,7 +2,7 @@
 // PTX ISA, "cp.async.bulk" and "cp.async.bulk.commit_group".
 #pragma once
 
-#include "convt3d/shared_memory.cuh"
+#include "convt3d/ptx/shared_memory.cuh"
 
 #if defined(__CUDACC__)
 
