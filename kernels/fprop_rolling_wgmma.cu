@@ -31,6 +31,7 @@ COMPOSED = "composed8"
 WHOLE_TILES = "whole_tiles"
 OUTPUT_LAYOUT = "output_layout"
 PAIRS = "pairs"
+LANE_EIGHTS = "lane_eights"
 
 [constants]
 slots = "kernel_d"
@@ -55,6 +56,8 @@ gaps = "1 if filled and (classes_w * merged_w < stride_w or step > slots) else 0
 # What is stored at once, one more than `pairs_of` says; 0: of any strides.
 even_columns = "stride_w % 2 == 0 and output_w % 2 == 0 and (phase_w - padding_w) % 2 == 0 and gaps == 0"
 pairs = "0 if output_layout == 0 else 3 if output_layout == 2 and out_channels_per_group % 2 == 0 else 2 if output_layout == 1 and even_columns else 1"
+# Where channels lie together, eights of columns of which a lane has neighbouring channels: at most 16 bytes.
+lane_eights = "gcd(gcd(slot_tiles, 8 // itemsize), out_channels_per_group // 2) if pairs == 3 else 1"
 accumulators = "192 if cells_launch and not odd_rows and not filled else 144"
 fit_1 = "max(1, min(accumulators // (4 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
 fit_2 = "max(1, min(accumulators // (8 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
@@ -188,6 +191,7 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #include "convt3d/ptx/beside_packing.cuh"
 #include "convt3d/ptx/bulk_store.cuh"
 #include "convt3d/core/cell.cuh"
+#include "convt3d/core/column_order.cuh"
 #include "convt3d/core/constant.cuh"
 #include "convt3d/core/dense_axis.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
@@ -326,7 +330,8 @@ extern "C" __global__ void convt3d_pack_rolling_weight(const Problem problem, co
   while (merged_w == 1 && rest >= taps_w.count(taps, first_w)) rest -= taps_w.count(taps, first_w++);
 
   Cell* slab = reinterpret_cast<Cell*>(packed_weight) + static_cast<index_t>(number) * (PARTS * chunk_cells * columns);
-  const int ci = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * channels + i % channels;
+  const int ci = (chunk * chunk_cells + i / columns) * VECTOR,
+            co = tile * channels + channel_of_column(i % channels, SPECIALIZED(LANE_EIGHTS, 1));
   const int slot = i % columns / (merged_w * channels), tw = first_w + i / channels % merged_w + rest * taps_w.period;
   scalar_t values[VECTOR];
   load_weight_cell(values, weight, group * in_channels + ci, co, slot, th, tw, co < out_channels ? in_channels - ci : 0);
@@ -1203,14 +1208,15 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
         const int thread = static_cast<int>(computed_anew(threadIdx.x)), stored_tile = walk.tile(computed_anew(segment.column));
         const int first_plane = plane * problem.stride[0] - problem.padding[0];
         const RowPlace* const own_rows = row_places + thread / 32 * 32;
-        const int first = thread % 4 * 2;  // of this thread's channels in the tile
+        const int lane_eights = SPECIALIZED(LANE_EIGHTS, 1),
+                  first = channel_of_column(thread % 4 * 2, lane_eights);  // of this thread's channels in the tile
         const int tile_channels = WHOLE_TILES ? channels8 * 8 : out_channels - stored_tile % channel_tiles * channels8 * 8;
         const Epilogue of_tile{epilogue.changes_sums() ? epilogue.bias + stored_tile / channel_tiles * out_channels +
                                                              stored_tile % channel_tiles * channels8 * 8 + first
                                                        : nullptr};
         // The output `e` of position `r` in channel `i`: a sum, or the bias where no tap reaches.
         const auto value = [&](const Epilogue& of_tile, int t, int i, int r, int e) {
-          accum_t sum = epilogue.changes_sums() ? of_tile.added(i / 2 * 8 + i % 2) : 0.0f;
+          accum_t sum = epilogue.changes_sums() ? of_tile.added(channel_of_column(i / 2 * 8 + i % 2, lane_eights)) : 0.0f;
 #pragma unroll
           for (int jw = 0; jw < stored_w; ++jw) {
             if (t < slot_count && jw * dilation_w % stride_w == (e + phase) % stride_w) {
@@ -1312,8 +1318,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
               const int d = first_plane + t * problem.dilation[0];
               const bool live = d >= 0 && d < problem.output_size[0];
 #pragma unroll
-              for (int i = 0; i < channels8 * 2; i += kind == OF_CHANNELS ? 2 : 1) {
-                const int channel = i / 2 * 8 + i % 2;  // from the thread's first
+              for (int i = 0; i < channels8 * 2; i += kind == OF_CHANNELS ? 2 * lane_eights : 1) {
+                const int channel = channel_of_column(i / 2 * 8 + i % 2, lane_eights);  // from the thread's first
                 const index_t offset = channel * output.stride[1] + t * problem.dilation[0] * output.stride[2];
                 if (!live || (!WHOLE_TILES && first + channel >= tile_channels)) continue;
 #pragma unroll
@@ -1324,7 +1330,14 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                     if (kind != OF_COLUMNS && SPECIALIZED(FILLED, filled) && !has_taps) continue;
                     if (static_cast<unsigned>(w[r] + e) >= static_cast<unsigned>(problem.output_size[2])) continue;
                     scalar_t* const y = target[r] + (offset + e * output.stride[4]);
-                    if (kind == OF_CHANNELS) {
+                    if (kind == OF_CHANNELS && lane_eights > 1) {
+                      LaneChannels channels;
+#pragma unroll
+                      for (int n = 0; n < lane_eights; ++n) {
+                        channels.element[n] = {value(of_tile, t, i + 2 * n, r, e), value(of_tile, t, i + 2 * n + 1, r, e)};
+                      }
+                      store_lane_channels(y, channels, lane_eights);
+                    } else if (kind == OF_CHANNELS) {
                       store_pair(y, value(of_tile, t, i, r, e), value(of_tile, t, i + 1, r, e));
                     } else if (kind == OF_COLUMNS) {
                       store_pair(y, value(of_tile, t, i, r, e), value(of_tile, t, i, r, e + 1));

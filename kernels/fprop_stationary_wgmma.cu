@@ -25,7 +25,8 @@ PADDING_W = "padding_w"
 DILATION_D = "dilation_d"
 DILATION_H = "dilation_h"
 DILATION_W = "dilation_w"
-OUTPUT_LAYOUT = "output_layout if in_rows else 0"
+OUTPUT_LAYOUT = "output_layout if in_rows or lane_eights > 1 else 0"
+LANE_EIGHTS = "lane_eights"
 
 [constants]
 # Small groups may be put together as one of more channels, whose weights from group to group are zero.
@@ -43,6 +44,8 @@ out_tiles = "ceil_div(set_outputs, 8)"
 channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS // 8, 32 // classes, (231424 - 2 * stage_bytes) // (tap_bytes + CONSUMERS * eight_runs))))"
 tile8 = "ceil_div(out_tiles, channel_tiles)"
 sets = "group_sets * channel_tiles"
+# Where channels lie together, eights of columns of which a lane has neighbouring channels: at most 16 bytes.
+lane_eights = "gcd(gcd(tile8, 8 // itemsize), set_outputs // 2) if output_layout == 2 and set_outputs % 2 == 0 else 1"
 # Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
 all_cells = "2 * ceil_div(set_inputs * itemsize, 32)"
 chunks = "ceil_div(all_cells, CHUNK_CELLS)"
@@ -154,6 +157,7 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #include "convt3d/core/advanced.cuh"
 #include "convt3d/ptx/beside_packing.cuh"
 #include "convt3d/core/cell.cuh"
+#include "convt3d/core/column_order.cuh"
 #include "convt3d/core/constant.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
 #include "convt3d/core/forget_memory.cuh"
@@ -256,7 +260,8 @@ extern "C" __global__ void convt3d_pack_stationary_weight(const Problem problem,
   const int tap = number % taps, chunk = number / taps % chunks, set = number / taps / chunks;
   const int tile = set % channel_tiles, first_input = set / channel_tiles * set_inputs;
   const int in_channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int first = (chunk * chunk_cells + i / columns) * VECTOR, co = tile * columns + i % columns;
+  const int first = (chunk * chunk_cells + i / columns) * VECTOR,
+            co = tile * columns + channel_of_column(i % columns, SPECIALIZED(LANE_EIGHTS, 1));
   // Of all the set's channels, those of the output channel's group.
   const int begin = co / out_channels * in_channels - first;
   const int end = co < set_outputs ? begin + in_channels : begin;
@@ -482,7 +487,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
   const int warpgroup = warp / 4;
   float sums[SPECIALIZED(classes * class_sums, 128)];
   // How outputs are stored: rows of 16 blocks and more through shared memory, pairs of neighbours along w, pairs of channels, or one by one.
-  const bool in_runs = row_blocks > 8 && output.stride[4] == 1;
+  CONSTANT int lane_eights = SPECIALIZED(LANE_EIGHTS, 1);
+  const bool in_runs = lane_eights == 1 && row_blocks > 8 && output.stride[4] == 1;
   const bool even_rows = stride_w == 2 && made_of_vectors(output, 4, 2) && problem.output_size[2] % 2 == 0,
              even_channels = set_outputs % 2 == 0 && made_of_vectors(output, 1, 2);
   CONSTANT bool in_pairs = stride_w == 2;
@@ -507,10 +513,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
       weights_parity ^= 1u;
     }
     const int first_channel = unit.set % channel_tiles * columns, group_channel = unit.set / channel_tiles * set_outputs;
-    // Of each eight channels a lane has two.
     int quad = computed_anew(lane) % 4;
     const auto start_of = [&](int eight, int c) {
-      const int channel = first_channel + eight * 8 + quad * 2 + c;
+      const int channel = first_channel + channel_of_column(eight * 8 + quad * 2 + c, lane_eights);
       return epilogue.start(group_channel + channel, channel < set_outputs);
     };
     FOR_EACH(columns / 8)([&](auto eight) {
@@ -666,6 +671,31 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
             }
             to_edge = advanced(to_edge, ahead), to_cell = advanced(to_cell, ahead);
           }
+        }
+        return;
+      }
+      if (lane_eights > 1 && even_channels) {  // they are; without looking, the compiler spills a number
+        const int left =
+            d < problem.output_size[0] ? set_outputs - first_channel - channel_of_column(quad * 2, lane_eights) : 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int m = row + half * 8, h = (block_h + m / row_blocks) * stride_h + eh,
+                    w = (block_w + m % row_blocks) * stride_w;
+          scalar_t* target =
+              output.at(unit.n, group_channel + first_channel + channel_of_column(quad * 2, lane_eights), d, h, w);
+          FOR_EACH(stride_w)([&](auto ew) {
+            const bool live = h < problem.output_size[1] && w + NUMBER(ew) < problem.output_size[2];
+#pragma unroll
+            for (int eight = 0; eight < columns / 8; eight += lane_eights) {
+              LaneChannels channels;
+#pragma unroll
+              for (int e = 0; e < lane_eights; ++e) {
+                channels.element[e] = epilogue.finish_pair(sum_of(ew, eight + e, half, 0), sum_of(ew, eight + e, half, 1));
+              }
+              if (live && left > eight * 8) store_lane_channels(target + eight * 8, channels, lane_eights);
+            }
+            target = advanced(target, output.stride[4] * static_cast<index_t>(sizeof(scalar_t)));
+          });
         }
         return;
       }
