@@ -25,7 +25,7 @@ block = {threads}
 shared_bytes = {shared}
 */
 #include "convt3d.cuh"
-#include "convt3d/{header}.cuh"
+{includes}
 extern "C" __global__ void trial(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                                  const scalar_t* bias, const View<scalar_t> output) {{
   const int* const given = reinterpret_cast<const int*>(weight.data);
@@ -37,16 +37,26 @@ extern "C" __global__ void trial(const Problem problem, const View<const scalar_
 
 
 def around(
-    header: str, body: str, dtypes: Sequence[str] = ("fp32",), threads: int = 32, shared: int = 0, declared: str = ""
+    headers: str, body: str, dtypes: Sequence[str] = ("fp32",), threads: int = 32, shared: int = 0, declared: str = ""
 ) -> Kernel:
-    """Return a kernel of one block around a header; its body knows `given` and `told`, numbers at `weight` and `output`, and `lane`."""
-    text = TEXT.format(header=header, body=body, dtypes=list(dtypes), threads=threads, shared=shared, declared=declared)
-    return Kernel.from_source(text.replace("'", '"'), "trial")
+    """Return a kernel of one block around headers; its body knows `given` and `told`, numbers at `weight` and `output`, and `lane`."""
+    includes = "\n".join(f'#include "convt3d/{header}.cuh"' for header in headers.split())
+    text = TEXT.format(includes=includes, body=body, dtypes=str(list(dtypes)).replace("'", '"'), threads=threads, shared=shared, declared=declared)
+    return Kernel.from_source(text, "trial")
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor, in elements."""
     return tuple(int(np.prod(shape[a + 1 :], dtype=np.int64)) for a in range(len(shape)))
+
+
+def _aligned(array: Array) -> Array:
+    """Return a copy whose memory begins at a multiple of 64 bytes, as a GPU's does."""
+    room = np.empty(array.nbytes + 64, np.uint8)
+    ahead = -room.ctypes.data % 64
+    copy = room[ahead : ahead + array.nbytes].view(array.dtype)
+    copy[:] = array
+    return copy
 
 
 def written(
@@ -65,7 +75,7 @@ def written(
         views: a tensor's first element, shape and strides, where it is no view of its whole memory.
         seed: of the host's order of threads.
     """
-    memory: dict[str, Any] = {name: np.array(array) for name, array in arrays.items()}
+    memory: dict[str, Any] = {name: _aligned(array) for name, array in arrays.items()}
     element = memory["output"].dtype
     if backend == "cuda":
         import cupy
@@ -96,3 +106,23 @@ def broken(*cases: tuple[str, str]) -> pytest.MarkDecorator:
     """Give a test (right, wrong): mistakes to put into a block, of which the quick tests have the first."""
     slow = [pytest.param(*case, marks=pytest.mark.slow) for case in cases[1:]]
     return pytest.mark.parametrize(("right", "wrong"), [cases[0], *slow])
+
+
+def laid(
+    shape: Sequence[int], order: Sequence[int], first: int = 0, longer: Mapping[int, int] | None = None
+) -> tuple[tuple[int, Sequence[int], Sequence[int]], Array]:
+    """Lay out a tensor in memory.
+
+    Args:
+        order: its axes, the outermost first.
+        first: where its first element lies.
+        longer: by how much an axis's stride is too long.
+
+    Returns:
+        The view, as `written` takes it, and where each element lies.
+    """
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step + (longer or {}).get(axis, 0)
+        step = strides[axis] * shape[axis]
+    return (first, shape, strides), first + np.tensordot(strides, np.indices(shape), 1)
