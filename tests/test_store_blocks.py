@@ -110,8 +110,9 @@ def gaps_are_right(kernel: Kernel, backend: str, dtype: str) -> bool:
         names = ("output_size", "kernel_size", "stride", "padding", "dilation")
         for size, k, s, p, d in zip(*(getattr(problem, name) for name in names), strict=True):
             live.append(np.array([any((o + p - t * d) % s == 0 for t in range(k)) for o in range(size)]))
-        rows = problem.output_size[0] * problem.output_size[1]
-        for case in [(0, 0, 5, 0, rows, 1), (1, 1, 3, 1, rows - 2, 1), (1, 4, 1, 2, rows, 0), (0, 0, 2, rows // 2, rows // 2 + 1, 1)]:
+        height = problem.output_size[1]
+        rows = problem.output_size[0] * height
+        for case in [(0, 0, 5, 0, rows, 1), (1, 1, 3, height + 1, rows - 2, 1), (1, 4, 1, 2, rows, 0), (0, 0, 2, height, height + 1, 1)]:
             n, first_c, channels, first, end, columns = case
             reached = np.zeros(problem.output_shape, bool)
             dead = ~live[0][:, None, None] | ~live[1][:, None] | (~live[2] & bool(columns))

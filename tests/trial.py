@@ -41,7 +41,8 @@ def around(
 ) -> Kernel:
     """Return a kernel of one block around headers; its body knows `given` and `told`, numbers at `weight` and `output`, and `lane`."""
     includes = "\n".join(f'#include "convt3d/{header}.cuh"' for header in headers.split())
-    text = TEXT.format(includes=includes, body=body, dtypes=str(list(dtypes)).replace("'", '"'), threads=threads, shared=shared, declared=declared)
+    listed = str(list(dtypes)).replace("'", '"')
+    text = TEXT.format(includes=includes, body=body, dtypes=listed, threads=threads, shared=shared, declared=declared)
     return Kernel.from_source(text, "trial")
 
 
