@@ -21,8 +21,8 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], int, dict[int, int]]] = {
     "channels_last": (CHANNELS_LAST, 0, {}),
     **{f"{first} on": (NCDHW, first, {}) for first in (1, 2, 4)},
     **{f"channels_last, {first} on": (CHANNELS_LAST, first, {}) for first in (1, 2, 4)},
-    **{f"longer along {axis}": (NCDHW, 0, {axis: by}) for axis in range(5) for by in (1, 2, 8)},
-    **{f"channels_last, longer along {axis}": (CHANNELS_LAST, 0, {axis: by}) for axis in range(5) for by in (1, 2, 8)},
+    **{f"{by} longer along {axis}": (NCDHW, 0, {axis: by}) for axis in range(5) for by in (1, 2, 3, 8)},
+    **{f"channels_last, {by} longer along {axis}": (CHANNELS_LAST, 0, {axis: by}) for axis in range(5) for by in (1, 2, 3, 8)},
 }
 SHAPES = [(2, 8, 2, 3, 4), (2, 4, 2, 3, 8), (2, 6, 2, 2, 3), (2, 16, 2, 2, 2), (2, 3, 2, 3, 5), (2, 8, 2, 2, 16)]
 ACCESSES = around(
@@ -93,7 +93,6 @@ def test_tensors_are_accessed_in_what_their_places_allow(backend: str, dtype: st
     ("problem.input_size[2] % VECTOR == 0;", "true;"),
     ("&& input.stride[4] == 1 && spread == 1;", "&& input.stride[4] == 1;"),
     ("bool whole = input.stride[1] == 1 && channels % length == 0;", "bool whole = input.stride[1] == 1;"),
-    ("output.stride[1] == 1 && output.stride[4] != 1;", "output.stride[1] == 1;"),
     ("bool whole = channels % PIECE_CHANNELS == 0 && ", "bool whole = "),
 )
 def test_a_broken_access_is_seen(right: str, wrong: str) -> None:
@@ -117,7 +116,8 @@ def places_of(kernel: Kernel, backend: str) -> tuple[list[int], list[int]]:
     target, outputs = laid(problem.output_shape, CHANNELS_LAST, 0, {4: 1})
     pairs = np.stack([inputs[:, 1].ravel(), outputs[:, 2, ::2, ::3, ::4].ravel()], 1)
     arrays = {"input": np.zeros(1, np.float32), "output": np.zeros(80, np.int32)}
-    return written(kernel, backend, arrays, "fp32", problem, {"input": view, "output": target}).tolist(), [*pairs.ravel().tolist(), *[-1] * 8]
+    found = written(kernel, backend, arrays, "fp32", problem, {"input": view, "output": target})
+    return found.tolist(), [*pairs.ravel().tolist(), *[-1] * 8]
 
 
 def test_voxels_of_all_volumes_are_where_numpy_finds_them(backend: str) -> None:
