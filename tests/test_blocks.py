@@ -1,4 +1,4 @@
-"""Small blocks alone: a ring of buffers, what a warp has in common, numbers as types, quotients rounded up."""
+"""Small blocks alone: a ring of buffers, what a warp has in common, numbers as types or computed anew, quotients rounded up."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def test_a_constant_is_a_number_that_a_lambda_is_compiled_for(backend: str) -> N
 def test_a_quotient_is_rounded_up(backend: str) -> None:
     body = "if (lane < 12) told[lane] = ceil_div(lane, 1 + lane % 4);"
     assert told(around("core/integers", body), backend, 12) == [-(-lane // (1 + lane % 4)) for lane in range(12)]
+
+
+def test_what_is_computed_anew_is_the_same_and_memory_is_read_anew(backend: str) -> None:
+    body = """__shared__ int shared[32];
+  shared[lane] = lane;
+  __syncwarp();
+  const int before = shared[lane ^ 1];
+  __syncwarp();
+  shared[lane] = computed_anew(10 * lane);
+  __syncwarp();
+  forget_memory();
+  told[lane] = before + shared[lane ^ 1] + static_cast<int>(computed_anew(1000u));"""
+    assert told(around("core/forget_memory", body), backend, 32) == [1000 + 11 * (lane ^ 1) for lane in range(32)]
