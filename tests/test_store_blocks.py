@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from mistakes import mistaken
-from trial import Array, around, broken, laid, written
+from selection import some
+from trial import CHANNELS_LAST, NCDHW, Array, Layout, around, broken, laid, written
 
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.problem import Problem
 
-NCDHW, CHANNELS_LAST = (0, 1, 2, 3, 4), (0, 2, 3, 4, 1)
-# The axes, the outermost first; where the first element lies; by how much a stride is too long.
-LAYOUTS: dict[str, tuple[tuple[int, ...], int, dict[int, int]]] = {
+LAYOUTS: dict[str, Layout] = {
     "ncdhw": (NCDHW, 0, {}),
     "channels_last": (CHANNELS_LAST, 0, {}),
     "one element on": (NCDHW, 1, {}),
@@ -72,7 +71,7 @@ def fills_are_right(kernel: Kernel, backend: str, dtype: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("dtype", some(["fp32", "fp64", "bf16"], 2))
 def test_outputs_are_filled_with_the_bias(backend: str, dtype: str) -> None:
     assert fills_are_right(FILL, backend, dtype)
 
@@ -123,7 +122,7 @@ def gaps_are_right(kernel: Kernel, backend: str, dtype: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", some(["fp32", "bf16"]))
 def test_gaps_are_filled_with_the_bias(backend: str, dtype: str) -> None:
     assert gaps_are_right(GAPS, backend, dtype)
 
@@ -169,7 +168,7 @@ def pieces_of(kernel: Kernel, backend: str, dtype: str) -> tuple[Array, Array]:
     return written(kernel, backend, arrays, dtype).astype(np.float64), expected.ravel().astype(np.float64)
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", some(["fp32", "fp64", "bf16", "fp16"], 2))
 def test_a_piece_of_a_row_is_stored_as_far_as_it_goes(backend: str, dtype: str) -> None:
     np.testing.assert_array_equal(*pieces_of(PIECE, backend, dtype))
 
@@ -185,7 +184,7 @@ def test_a_broken_piece_is_seen(right: str, wrong: str) -> None:
     assert not np.array_equal(*pieces_of(mistaken(PIECE, right, wrong), "host", "bf16"))
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+@pytest.mark.parametrize("dtype", some(["fp32", "fp64"]))
 def test_a_vector_is_stored_in_its_order(backend: str, dtype: str) -> None:
     body = """constexpr int LENGTH = 16 / sizeof(scalar_t);
   scalar_t x[LENGTH];
@@ -262,7 +261,7 @@ def staged(kernel: Kernel, backend: str, dtype: str, seed: int = 0) -> tuple[Arr
     return written(kernel, backend, arrays, dtype, seed=seed).astype(np.float64), wanted
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("dtype", some(["fp32", "fp64", "bf16"], 2))
 def test_channels_that_lie_together_are_stored_through_shared_memory(backend: str, dtype: str) -> None:
     for seed in range(3):
         np.testing.assert_array_equal(*staged(STAGE, backend, dtype, seed))

@@ -14,6 +14,9 @@ from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.problem import Problem, c_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
+NCDHW, CHANNELS_LAST = (0, 1, 2, 3, 4), (0, 2, 3, 4, 1)
+# The axes, the outermost first; where the first element lies; by how much a stride is too long.
+Layout = tuple[tuple[int, ...], int, dict[int, int]]
 POINT = Problem(1, 1, 1, 1, 1)
 UNTOLD = -7
 TEXT = """/* convt3d
@@ -44,11 +47,6 @@ def around(
     listed = str(list(dtypes)).replace("'", '"')
     text = TEXT.format(includes=includes, body=body, dtypes=listed, threads=threads, shared=shared, declared=declared)
     return Kernel.from_source(text, "trial")
-
-
-def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, in elements."""
-    return tuple(int(np.prod(shape[a + 1 :], dtype=np.int64)) for a in range(len(shape)))
 
 
 def _aligned(array: Array) -> Array:
@@ -104,9 +102,8 @@ def as_given(problems: Sequence[Problem]) -> list[int]:
 
 
 def broken(*cases: tuple[str, str]) -> pytest.MarkDecorator:
-    """Give a test (right, wrong): mistakes to put into a block, of which the quick tests have the first."""
-    slow = [pytest.param(*case, marks=pytest.mark.slow) for case in cases[1:]]
-    return pytest.mark.parametrize(("right", "wrong"), [cases[0], *slow])
+    """Give a test (right, wrong): mistakes to put into a block. Each is compiled anew, so that `make test-rest` has them."""
+    return pytest.mark.parametrize(("right", "wrong"), [pytest.param(*case, marks=pytest.mark.slow) for case in cases])
 
 
 def laid(
