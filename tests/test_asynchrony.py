@@ -183,6 +183,9 @@ BY_COPY = FILLED.replace(
     "READ",
     "cp_async<4>(shared_address(&row[thread - 32]), filled + thread); cp_async_wait_all(); output[thread] = row[thread - 32];",
 )
+# By the names that kernels for older cards know.
+OLDER = BY_LOAD.replace("let_next_begin", "begin_next").replace("wait_for_packing", "wait_for_launch_before")
+OLDER = OLDER.replace('#include "convt3d/pipe', '#include "convt3d/ptx/beside_launches.cuh"\n#include "convt3d/pipe')
 
 
 def launched(source: str, seed: int) -> bool:
@@ -219,6 +222,7 @@ def said_of(source: str) -> list[str]:
 
 
 RIGHT = {"stages": STAGES, "copies": COPIES, "in bulk": IN_BULK, "stored": STORED, "by load": BY_LOAD, "by copy": BY_COPY}
+RIGHT["on older cards"] = OLDER
 
 
 @pytest.mark.parametrize("source", RIGHT.values(), ids=list(RIGHT))
@@ -343,6 +347,7 @@ MISTAKES = {
         "stale stage: what the bulk store",
     ),
     "a launch that does not wait": (BY_LOAD, "    wait_for_packing();  // the second\n", "", "wrong"),
+    "on older cards a launch that does not wait": (OLDER, "    wait_for_launch_before();  // the second\n", "", "wrong"),
     "a copy that does not wait": (BY_COPY, "    wait_for_packing();  // the second\n", "", "missing wait: .*cp.async"),
 }
 

@@ -236,6 +236,13 @@ def test_one_layout_has_no_better_one() -> None:
     assert comparison.ratio() == 4 and comparison.ratio(better=True) is None
 
 
+def test_a_file_has_of_a_row_what_is_not_by_default() -> None:
+    row = Row("one", str(PROBLEM), "fprop", "ours", False, "fp32", 10**9, 5, 0.5, layout="channels_last", difference=0.0)
+    wrong = replace(row, difference=9.0)
+    assert {"median_ms", "layout", "difference"} <= row.recorded.keys() and not {"note", "error", "wrong"} & row.recorded.keys()
+    assert wrong.recorded["wrong"] and rows_of({"rows": [row.recorded, wrong.recorded]}) == [row, wrong]
+
+
 def test_rows_are_read_back_with_nan(tmp_path: Path) -> None:
     from dataclasses import asdict
 

@@ -1,47 +1,9 @@
-"""Small blocks alone: a ring of buffers, what a warp has in common, numbers as types, quotients rounded up."""
+"""Small blocks alone: a ring of buffers, what a warp has in common, numbers as types or computed anew, quotients rounded up."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
-
-from cupy_convt3d.backends.base import TensorRef, run
-from cupy_convt3d.choice import backend_for
-from cupy_convt3d.kernel import Kernel
-from cupy_convt3d.problem import Problem
-
-Array = np.ndarray[Any, np.dtype[Any]]
-TEXT = """/* convt3d
-pass = "fprop"
-{architectures}
-[[launch]]
-grid = 1
-block = 32
-*/
-#include "convt3d.cuh"
-#include "convt3d/{header}.cuh"
-extern "C" __global__ void trial(float* output) {{
-  int* const told = reinterpret_cast<int*>(output);
-  const int lane = static_cast<int>(threadIdx.x);
-  {body}
-}}
-"""
-
-
-def told(backend: str, header: str, body: str, count: int, architectures: str = "") -> list[int]:
-    """Return the numbers that a body writes to `told`, -7 where it wrote none."""
-    output: Any = np.full(count, -7, np.int32)
-    if backend == "cuda":
-        import cupy
-
-        output = cupy.asarray(output)
-    pointer = output.data.ptr if backend == "cuda" else output.ctypes.data
-    kernel = Kernel.from_source(TEXT.format(header=header, body=body, architectures=architectures), "trial")
-    tensors = {"output": TensorRef(pointer, (count,), (1,))}
-    run(backend_for(backend), kernel, Problem(1, 1, 1, 4, 1), "fp32", tensors, lambda name, size: 0)
-    return [int(number) for number in (output.get() if backend == "cuda" else output)]
+from trial import around, told
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -55,12 +17,12 @@ def test_a_ring_goes_round_and_changes_its_parity(size: int) -> None:
       told[4 * i + 3] = static_cast<int>(ring.parity);
     }}
   }}"""
-    found = told("host", "pipe/ring", body, 40, 'architectures = ["sm_90a"]')
+    found = told(around("pipe/ring", body, declared='architectures = ["sm_90a"]\n'), "host", 40)
     assert found == [n for i in range(10) for n in (i % size, 640 + 8 * (i % size), 640 + 8 * (size + i % size), i // size % 2)]
 
 
 def test_all_lanes_have_the_first_ones_value(backend: str) -> None:
-    assert told(backend, "core/warp", "told[lane] = of_warp(lane + 5);", 32) == [5] * 32
+    assert told(around("core/warp", "told[lane] = of_warp(lane + 5);"), backend, 32) == [5] * 32
 
 
 def test_a_constant_is_a_number_that_a_lambda_is_compiled_for(backend: str) -> None:
@@ -72,9 +34,22 @@ def test_a_constant_is_a_number_that_a_lambda_is_compiled_for(backend: str) -> N
   };
   tell(Constant<0>{});
   tell(Constant<3>{});"""
-    assert told(backend, "core/constant", body, 4) == [10, -7, -7, 13]
+    assert told(around("core/constant", body), backend, 4) == [10, -7, -7, 13]
 
 
 def test_a_quotient_is_rounded_up(backend: str) -> None:
     body = "if (lane < 12) told[lane] = ceil_div(lane, 1 + lane % 4);"
-    assert told(backend, "core/integers", body, 12) == [-(-lane // (1 + lane % 4)) for lane in range(12)]
+    assert told(around("core/integers", body), backend, 12) == [-(-lane // (1 + lane % 4)) for lane in range(12)]
+
+
+def test_what_is_computed_anew_is_the_same_and_memory_is_read_anew(backend: str) -> None:
+    body = """__shared__ int shared[32];
+  shared[lane] = lane;
+  __syncwarp();
+  const int before = shared[lane ^ 1];
+  __syncwarp();
+  shared[lane] = computed_anew(10 * lane);
+  __syncwarp();
+  forget_memory();
+  told[lane] = before + shared[lane ^ 1] + static_cast<int>(computed_anew(1000u));"""
+    assert told(around("core/forget_memory", body), backend, 32) == [1000 + 11 * (lane ^ 1) for lane in range(32)]

@@ -125,7 +125,7 @@ def bench(
         _release(meter)
         if number == len(work) - 1 or layout == plan.layouts[-1]:
             data |= {
-                "rows": [{**asdict(row), "wrong": row.wrong} for row in rows],
+                "rows": [row.recorded for row in rows],
                 "summary": summary.summary(rows),
                 "wrong": sum(row.wrong for row in rows if not row.is_rival),
                 "elapsed_s": round(time.perf_counter() - started, 1),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -95,6 +95,12 @@ class Row:
     first_call_ms: float | None = None
     workspace_bytes: int | None = None
     error: float | None = None
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What a results file has of it, for people too: `wrong` where it is, and no field that has its default."""
+        found = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        return found | ({"wrong": True} if self.wrong else {})
 
     @property
     def wrong(self) -> bool:

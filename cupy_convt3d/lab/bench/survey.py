@@ -282,7 +282,7 @@ class _Run:
         self.data |= {
             "count": len(self.layers),
             "layers": {one.name: {"family": one.family, "problem": str(self.problems[one.name])} for one in self.layers},
-            "rows": [{**asdict(row), "wrong": row.wrong} for row in self.rows],
+            "rows": [row.recorded for row in self.rows],
             "summary": summary(self.rows),
             "wrong": sum(row.wrong for row in self.rows),
             "elapsed_s": round(self.before_s + self.clock() - self.started, 1),
