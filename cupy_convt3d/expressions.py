@@ -190,14 +190,15 @@ def evaluate_all(expressions: tuple[tuple[str, str | int], ...], known: Mapping[
 @lru_cache(maxsize=512)
 def _program(expressions: tuple[tuple[str, str | int], ...]) -> CodeType | None:
     """Return the code that reckons all of them, those first that others are made of; None: there is no such order."""
-    trees = {name: ast.parse(str(text).strip(), mode="eval").body for name, text in expressions if kind_of(str(text))}
+    kinds = {name: kind_of(str(text)) for name, text in expressions}  # refuses what is no expression
+    trees = {name: ast.parse(str(text).strip(), mode="eval").body for name, text in expressions}
     made_of = {name: {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & trees.keys() for name, tree in trees.items()}
     bounds = [ast.Constant(value) for value in (-MOST_VALUE, MOST_VALUE)]
     steps: list[ast.stmt] = []
     try:
         for name in TopologicalSorter(made_of).static_order():
             steps.append(ast.Assign([ast.Name(name, ast.Store())], trees[name]))
-            if _kind(trees[name], 0) == "int":  # 0 // inside: divides by zero where it is not
+            if kinds[name] == "int":  # 0 // inside: divides by zero where it is not
                 inside = ast.Compare(bounds[0], [ast.LtE(), ast.LtE()], [ast.Name(name, ast.Load()), bounds[1]])
                 steps.append(ast.Expr(ast.BinOp(ast.Constant(0), ast.FloorDiv(), inside)))
         return compile(ast.fix_missing_locations(ast.Module(steps, [])), "<kernel declaration>", "exec")

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trial import written
 
-from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.nvrtc import compile_cubin
-from cupy_convt3d.choice import backend_for
 from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import CompileError
 from cupy_convt3d.kernel import Kernel
@@ -61,21 +60,13 @@ def cells_of(kernel: Kernel, backend: str, dtype: str) -> tuple[Array, Array]:
     weight = np.random.default_rng(1).standard_normal((channels, 2, 1, 1, 2)).astype(np.float32)
     weight.view(np.uint32)[1:, 1, 0, 0, 1] = np.resize(np.array(BITS if vector == 4 else BITS[:5], np.uint32), channels - 1)
     weight = weight.astype(element)
-    output = np.full(CELLS * 16, 0x55555555, np.uint32)
-    arrays: dict[str, Any] = {"weight": weight.view(f"u{weight.itemsize}"), "output": output}
     if backend == "cuda":
         import cupy
 
-        arrays = {name: cupy.asarray(array) for name, array in arrays.items()}
         even = int(cupy.cuda.Device().compute_capability) >= 90
-    pointers = {name: array.data.ptr if backend == "cuda" else array.ctypes.data for name, array in arrays.items()}
-    tensors = {
-        "weight": TensorRef(pointers["weight"], weight.shape, (4, 2, 2, 2, 1)),
-        "output": TensorRef(pointers["output"], (output.nbytes // weight.itemsize,), (1,)),
-    }
-    run(backend_for(backend), kernel, Problem(1, channels, 2, 1, (1, 1, 2)), dtype, tensors, lambda name, size: 0)
-    if backend == "cuda":
-        output = arrays["output"].get()
+    arrays = {"weight": weight.view(f"u{weight.itemsize}").ravel(), "output": np.full(CELLS * 16, 0x55555555, np.uint32)}
+    views = {"weight": (0, weight.shape, (4, 2, 2, 2, 1))}
+    output = written(kernel, backend, arrays, dtype, Problem(1, channels, 2, 1, (1, 1, 2)), views)
     values = np.zeros(CELLS * vector, element)
     values[1:channels] = weight[1:, 1, 0, 0, 1]
     expected = np.full((4, CELLS, 4), 0x55555555, np.uint32)

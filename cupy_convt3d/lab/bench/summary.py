@@ -45,7 +45,7 @@ class Comparison:
     def milliseconds(self, frozen: bool = False) -> float | None:
         """Return the best kernel's time: packing is in it unless the weight is frozen."""
         row = self.best_frozen if frozen else self.best
-        return None if row is None else row.median_ms if frozen else _as_called_ms(row)
+        return None if row is None else row.median_ms if frozen else as_called_ms(row)
 
     def ratio(self, better: bool = False, frozen: bool = False) -> float | None:
         """Return rival / kernel: the rival in the same layout, or in its better one."""
@@ -111,7 +111,7 @@ def comparisons(rows: Iterable[Row]) -> list[Comparison]:
                 layout,
                 rival,
                 kernels,
-                best=min(right, key=lambda row: _as_called_ms(row) or math.inf, default=None),
+                best=min(right, key=lambda row: as_called_ms(row) or math.inf, default=None),
                 best_frozen=min(right, key=lambda row: row.median_ms or math.inf, default=None),
                 better_rival_ms=min(known) if known and len(layouts) > 1 and all(contests) else None,
             )
@@ -119,7 +119,7 @@ def comparisons(rows: Iterable[Row]) -> list[Comparison]:
     return found
 
 
-def _as_called_ms(row: Row) -> float | None:
+def as_called_ms(row: Row) -> float | None:
     """Return the time of a call as it is by default, with packing in it; the oldest files are of kernels that packed nothing."""
     return row.median_ms if row.with_packing_ms is None else row.with_packing_ms
 

@@ -27,7 +27,7 @@ from ...registry import kernels
 from ..bench.contest import compare
 from ..bench.measure import Bench, Ceilings, Row, measure_ceilings
 from ..bench.provenance import backend_named, provenance, write_json
-from ..bench.summary import Comparison, comparisons, rows_of
+from ..bench.summary import Comparison, as_called_ms, comparisons, rows_of
 from ..check import CheckReport, check
 from ..mri import VOLUME, mri_volume, trilinear, trilinear_weight
 from ..suites import HOST_FLOP_LIMIT, scaled_down, suite
@@ -286,7 +286,7 @@ def _print_results(console: Console, data: Mapping[str, Any]) -> None:
 
 
 def _print_timings(console: Console, data: Mapping[str, Any]) -> None:
-    console.print("Timed: median milliseconds of the quickest kernels; report.html has all", style="italic")
+    console.print("Timed: median ms of the quickest kernels, with packing; report.html has all", style="italic")
     if data["scaled_down"]:
         console.print(f"Scaled down to {data['flop_limit'] / 1e6:.3g} MFLOP a problem, host: no GPU numbers.", style="italic")
     for pass_name, own in _by_pass(rows_of(data)).items():
@@ -301,22 +301,18 @@ def _print_timings(console: Console, data: Mapping[str, Any]) -> None:
         if data["ceilings"]:
             table.add_column("quickest, of floor")
         for entry in own:
-            quickest = sorted((row for row in entry.kernels if row.median_ms is not None and not row.wrong), key=_median)[:count]
-            cells = [cell for row in quickest for cell in (_plain(row.contender.removeprefix(f"{pass_name}_")), _ms(row.median_ms))]
+            times = sorted((ms, row.contender) for row in entry.kernels if not row.wrong and (ms := as_called_ms(row)) is not None)
+            cells = [cell for ms, name in times[:count] for cell in (_plain(name.removeprefix(f"{pass_name}_")), _ms(ms))]
             cells += ["-"] * (2 * count - len(cells))
             if data["rival"]:
                 cells.append(_ms(entry.rival.median_ms) if entry.rival else "-")
-                cells.append(f"{quickest[0].speedup:.2g}x" if quickest and quickest[0].speedup else "-")
+                cells.append("-" if (ratio := entry.ratio()) is None else f"{ratio:.2g}x")
             if data["ceilings"]:
-                cells.append(f"{quickest[0].share_of_floor:.0%}" if quickest and quickest[0].share_of_floor else "-")
+                cells.append("-" if entry.best is None else f"{entry.best.share_of_floor:.0%}")
             table.add_row(entry.case, *cells)
         console.print(table)
         for row in (row for entry in own for row in entry.kernels if row.wrong):
             console.print(f"[red]WRONG[/] {_plain(row.contender)} on {row.case}")
-
-
-def _median(row: Row) -> float:
-    return row.median_ms or 0.0
 
 
 def _plain(text: str) -> str:
