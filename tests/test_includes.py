@@ -76,6 +76,24 @@ def test_no_file_is_missed_that_the_compiler_opens() -> None:
     assert len(on_device) > 20 and on_device <= includes.headers([every], root, {}, host=False).keys()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["FP32", "BF16"])
+def test_each_header_includes_what_it_names(precision: str) -> None:
+    """A block compiles alone, behind what every kernel includes first and the tunables that it takes from its kernel."""
+    root = include_directory()
+    flags = ["-std=c++17", "-fsyntax-only", f"-I{root}", f"-I{root}/convt3d/host/shim", f"-DCONVT3D_{precision}", "-x", "c++", "-"]
+    headers = [path for folder in ("core", "ptx", "pipe", "epilogue") for path in sorted((root / "convt3d" / folder).glob("*.cuh"))]
+    assert len(headers) > 30
+    failed = {}
+    for path in headers:
+        tunables = "#define ROWS 1\n#define STAGES 2\n" if path.name == "patch_wgmma.cuh" else ""
+        text = f'{_EVERY_KERNELS}{tunables}#include "convt3d.cuh"\n#include "{path.relative_to(root)}"\n'
+        found = subprocess.run([compiler(), *flags], input=text, capture_output=True, text=True)
+        if found.returncode:
+            failed[path.name] = found.stderr[:500]
+    assert not failed
+
+
 def test_a_header_makes_those_anew_that_include_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(include_directory(), tmp_path / "include")
     monkeypatch.setenv("CONVT3D_KERNELS", str(tmp_path))

@@ -276,3 +276,41 @@ def test_channels_that_lie_together_are_stored_through_shared_memory(backend: st
 def test_a_broken_stage_is_seen(right: str, wrong: str) -> None:
     kernel = mistaken(STAGE, right, wrong)
     assert not all(np.array_equal(*staged(kernel, "host", "fp32", seed)) for seed in range(6))
+
+
+# 64 columns of a product: lanes 0 to 3 have all of a row's, and store what channel they take each for.
+ORDERED = """for (int first = 0; first < 64; first += 8 * LANE_EIGHTS) {
+    if (lane >= 4) break;
+    LaneChannels channels{};
+    for (int n = 0; n < LANE_EIGHTS; ++n) {
+      for (int c = 0; c < 2; ++c) {
+        channels.element[n].element[c] = to_scalar(accum_t(channel_of_column(first + 8 * n + lane * 2 + c, LANE_EIGHTS)));
+      }
+    }
+    store_lane_channels(output.data + channel_of_column(first + lane * 2, LANE_EIGHTS), channels, LANE_EIGHTS);
+  }"""
+COLUMNS = around("core/column_order", ORDERED, ["fp32", "bf16"])
+
+
+def ordered(kernel: Kernel, backend: str, dtype: str, eights: int) -> bool:
+    """Whether a lane's columns are neighbouring channels, and all channels are some column's."""
+    kernel = kernel.replace_source(kernel.source.replace("#include", f"#define LANE_EIGHTS {eights}\n#include", 1))
+    memory = np.full(70, UNTOUCHED).astype(DTYPES[dtype].numpy)
+    found = written(kernel, backend, {"output": memory}, dtype).astype(int)
+    return found.tolist() == [*range(64)] + [UNTOUCHED] * 6
+
+
+@pytest.mark.parametrize(("dtype", "eights"), [("fp32", 1), ("fp32", 2), ("bf16", 1), ("bf16", 2), ("bf16", 4)])
+def test_a_lanes_columns_are_neighbouring_channels(backend: str, dtype: str, eights: int) -> None:
+    assert ordered(COLUMNS, backend, dtype, eights)
+
+
+@broken(
+    ("column / together * together + column % 8 / 2", "column % 8 / 2"),
+    ("column % together / 8 * 2 + column % 2", "column % together / 8 * 2"),
+    ("lane_eights == 4) *", "lane_eights == 3) *"),
+    ("{channels.element[0], channels.element[1]}", "{channels.element[0], channels.element[0]}"),
+)
+def test_a_broken_order_of_columns_is_seen(right: str, wrong: str) -> None:
+    kernel = mistaken(COLUMNS, right, wrong)
+    assert not all(ordered(kernel, "host", "bf16", eights) for eights in (2, 4))

@@ -1,6 +1,7 @@
 // A block's share of the outputs that no tap reaches.
 #pragma once
 
+#include "convt3d/core/dense_axis.cuh"
 #include "convt3d/epilogue/fill_output.cuh"
 
 // A warp fills what no tap reaches of some channels and of the rows in [first, end), counted over d and h: rows, and `columns` of the

@@ -1,4 +1,5 @@
 // Kernel = stride on warpgroups: packed weights that stay in a block's shared memory, and the products of a tile of voxels with them.
+// A kernel defines ROWS, tiles of 64 voxels, and STAGES, of the input, before it includes this.
 #pragma once
 
 #include "convt3d/ptx/beside_packing.cuh"

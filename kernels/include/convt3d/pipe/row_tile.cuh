@@ -2,6 +2,8 @@
 // and zeros included, so that every tap reads from there.
 #pragma once
 
+#include "convt3d/ptx/copy_async.cuh"
+#include "convt3d/core/dense_axis.cuh"
 #include "convt3d/core/forget_memory.cuh"
 #include "convt3d/core/vector.cuh"
 
