@@ -46,7 +46,7 @@ ORDER = {
 LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**7
 HOST_BOUND_FLOP = 2**18
 # Kernels that a first-call trial is worth: so many, of those predicted to take no more than so many times what the best of them, or
-# torch's operator, is predicted to take.
+# torch's operator, is predicted to take; and the first of them in one more configuration, which predictions tell apart badly.
 MOST_RIVALS, WORTH_A_TRIAL = 3, 2.0
 _LAUNCH_BOUND = {"fprop": "fprop_gather", "dgrad": "dgrad_gather"}
 
@@ -79,12 +79,14 @@ class Candidate(NamedTuple):
         instance: the dtype it is compiled for.
         ms: what it is predicted to take; None where nothing is predicted.
         swept: whether the prediction's coefficients are the kernel's own.
+        other: the same kernel in its next most promising configuration; None where there is none.
     """
 
     kernel: Kernel
     instance: str
     ms: float | None = None
     swept: bool = False
+    other: Candidate | None = None
 
     def __str__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.kernel.changed_tunables.items())
@@ -147,14 +149,18 @@ class Automatic:
 
     @property
     def rivals(self) -> tuple[Candidate, ...]:
-        """The kernels that a trial beside torch's own operator may show to be the quickest; none where that was measured."""
+        """The kernels that a trial beside torch's own operator may show to be the quickest, the most promising in two configurations; none
+        where that was measured."""
         if self.tuned is not None:
             return () if self.tuned.library_ms is not None else (Candidate(self.tuned.kernel, self.tuned.instance),)
         predicted = [(one.ms, one) for one in self.candidates if one.ms is not None]
         if not predicted:
             return ()
         best = min([predicted[0][0], *(() if self.library is None else self.library[:1])])
-        return tuple(one for ms, one in predicted[:MOST_RIVALS] if ms <= WORTH_A_TRIAL * best)
+        first = self.candidates[0].other
+        if first is not None and first.ms is not None:
+            predicted.insert(MOST_RIVALS, (first.ms, first))
+        return tuple(one for ms, one in predicted[: MOST_RIVALS + 1] if ms <= WORTH_A_TRIAL * best)
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -355,16 +361,19 @@ def _candidates(
     found = []
     if arch is not None and costs.cards:
         for kernel in able.values():
-            predictions = (
-                one
-                for instance in allowed_instances(question.precision)
-                if instance in kernel.dtypes
-                for one in costs.predictions(kernel, problem, instance, question, packed, arch, limits)
-                if one.kernel.why_spreads_nan(problem, instance) is None
+            predictions = sorted(
+                (
+                    one
+                    for instance in allowed_instances(question.precision)
+                    if instance in kernel.dtypes
+                    for one in costs.predictions(kernel, problem, instance, question, packed, arch, limits)
+                    if one.kernel.why_spreads_nan(problem, instance) is None
+                ),
+                key=lambda one: one.ms,
             )
-            best = min(predictions, key=lambda one: one.ms, default=None)
-            if best is not None:
-                found.append(Candidate(*best))
+            if predictions:
+                others = [Candidate(*one) for one in predictions[1:2]]
+                found.append(Candidate(*predictions[0], *others))
         return tuple(sorted(found, key=lambda one: one.ms or 0.0))
     for name in ORDER[question.pass_name]:
         if name in able:

@@ -109,7 +109,7 @@ def hold(
             times = timed(calls, clock, judged.values())
     except torch.OutOfMemoryError:  # of what is not a contestant's own, or somebody else has taken the memory meanwhile
         return None
-    tuning.remember(_entries(trial, times))
+    tuning.remember(_entries(trial, times, packed))
     return plans[min(plans, key=lambda contestant: times[judged[contestant]] + (margin_ms if contestant.kernel is not None else 0.0))]
 
 
@@ -161,9 +161,10 @@ def timed(calls: Mapping[Key, Callable[[], object]], clock: Clock, judged: Itera
     return {key: statistics.median(taken) for key, taken in times.items()}
 
 
-def _entries(trial: Trial, times: Mapping[tuple[Choice, bool], float]) -> list[Entry]:
+def _entries(trial: Trial, times: Mapping[tuple[Choice, bool], float], packed: bool) -> list[Entry]:
+    """Return what was measured of each kernel, in the quicker of its configurations."""
     device, pass_name, precision, layout = trial.question
-    entries = []
+    entries: list[Entry] = []
     for (contestant, kept), ms in times.items():
         if kept:
             continue
@@ -172,7 +173,8 @@ def _entries(trial: Trial, times: Mapping[tuple[Choice, bool], float]) -> list[E
         tunables = {} if kernel is None else {name: value for name, value in kernel.tunables.items() if name in kernel.search}
         both = (times.get((contestant, True), ms), ms)
         entries.append(Entry(device, pass_name, str(trial.problem), precision, layout, *which, tunables, *both, tuning.versions()))
-    return entries
+    slowest_first = sorted(entries, key=lambda entry: entry.milliseconds(packed), reverse=True)
+    return list({entry.kernel: entry for entry in slowest_first}.values())
 
 
 @contextmanager
