@@ -316,6 +316,20 @@ def test_trees_learn_what_no_term_says() -> None:
     assert many > 1.5 and few < 0.75, "drawn towards one, as there are few layers"
 
 
+@pytest.mark.parametrize(("factor", "kept"), [(2.0, 2), (1.01, 1)])
+def test_a_second_configuration_is_kept_for_trials_where_nothing_tells_which_is_quicker(factor: float, kept: int) -> None:
+    data, samples = planted_sweep(count=40), []
+    generator = np.random.default_rng(1)
+    for one in data.samples:
+        if one.kernel == "fprop_tiled":
+            slower = int(generator.integers(2))
+            for side, value in enumerate((64, 256)):
+                ms = one.ms * (factor if side == slower else 1.0)
+                samples.append(replace(one, tunables={**one.tunables, "TILE_VOXELS": value}, ms=ms))
+    (found,) = fit([Sweep(CARD, tuple(samples))], registry.kernels("fprop")).kernels
+    assert len(found.configurations) == kept
+
+
 def torch_ms(found: CardCosts, problem: Problem) -> tuple[float, float]:
     known = Costs((found,)).library_ms(QUESTION, problem, "sm_90a", None)
     assert known is not None

@@ -337,14 +337,15 @@ def _kept(rows: Sequence[Row], predicted: Array) -> list[tuple[tuple[str, int], 
         kept.append(best)
         taken = found[best]
     if len(kept) == 1 and len(times) > 1:
-        tried = {
-            one: float(np.mean([math.log(min(ms, own.get(question, never)[1])) for (_, ms), question in zip(taken, questions, strict=True)]))
-            for one, own in sorted(times.items())
-            if one not in kept
-        }
-        best = min(tried, key=tried.__getitem__)
-        if float(np.mean([math.log(ms) for _, ms in taken])) - tried[best] >= TRIED_GAIN:
-            kept.append(best)
+
+        def tried(one: tuple[tuple[str, int], ...]) -> float:
+            own = times[one]
+            both = (min(ms, own.get(question, never)[1]) for (_, ms), question in zip(taken, questions, strict=True))
+            return float(np.mean([math.log(ms) for ms in both]))
+
+        second = min((one for one in sorted(times) if one not in kept), key=tried)
+        if float(np.mean([math.log(ms) for _, ms in taken])) - tried(second) >= TRIED_GAIN:
+            kept.append(second)
     return kept
 
 
