@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from selection import in_turn
 
 from cupy_convt3d.choice import backend_for, given_to
 from cupy_convt3d.lab.run.verify import APART, verify
@@ -121,8 +122,14 @@ def _layouts(w: Any) -> dict[str, Any]:
     return {"contiguous": w, "last": last, "late": late, "apart": apart, "rows": rows, "planes": planes, "turned": w.copy("F")}
 
 
-@pytest.mark.parametrize("tunables", ({}, {"TILE_COLUMNS": 128, "DEPTH_PARTS": 2}, {"TILE_ROWS": 16, "TILE_COLUMNS": 256, "STAGES": 2}))
-@pytest.mark.parametrize("dtype", kernels()["fprop_col2im"].dtypes)
+WEIGHT_TUNABLES: list[dict[str, int]] = [
+    {},
+    {"TILE_COLUMNS": 128, "DEPTH_PARTS": 2},
+    {"TILE_ROWS": 16, "TILE_COLUMNS": 256, "STAGES": 2},
+]
+
+
+@pytest.mark.parametrize(("dtype", "tunables"), in_turn(kernels()["fprop_col2im"].dtypes, WEIGHT_TUNABLES))
 def test_a_weight_is_read_as_it_lies(dtype: str, tunables: dict[str, int]) -> None:
     """The results are right, and bit for bit the same in every layout."""
     kernel = kernels()["fprop_col2im"].replace_tunables(**tunables)
@@ -170,12 +177,14 @@ def test_channels_in_a_row_are_read_in_runs() -> None:
         assert launch.grid[0] >= blocks, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", CLASS_MISTAKES)
 def test_mistakes_in_columns_of_channels_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, Problem.parse(name)) for name in CLASSES for seed in (*range(1, 9), APART + 31, APART + 33)]
     assert_found(kernels()["fprop_col2im"], *CLASS_MISTAKES[mistake], tried, "bf16", STAGES=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, Problem.parse(name)) for name in (*WHOLE, *BOXES, "n2_c40to16_i3_k3_s2_p1") for seed in (0, 1)]

@@ -105,7 +105,9 @@ def test_every_instance_compiles_without_spills(name: str, arch: str) -> None:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("arch", CARDS)
+@pytest.mark.parametrize(
+    "arch", [arch if arch in FIRST_OF_THEIR_FAMILY else pytest.param(arch, marks=pytest.mark.slow) for arch in CARDS]
+)
 def test_one_kernel_of_each_kind_compiles_for_every_card(arch: str) -> None:
     """On CUDA cores and, with copies that land later, on tensor cores; the rest is for the slow test above."""
     for name in ("fprop_gather", "fprop_patch_mma"):
@@ -248,6 +250,7 @@ def test_what_a_plan_launches_is_the_same_code_in_a_binary_of_its_own(name: str,
     assert all(code[section] == more[section] for section in code if not section.startswith((".nv.info", ".rel")))
 
 
+@pytest.mark.slow
 @pytest.mark.nvrtc
 def test_a_spill_would_be_seen() -> None:
     kernel = kernels()["fprop_tiled"].replace_tunables(THREAD_VOXELS=32, TILE_CHANNELS=32, THREAD_CHANNELS=16)

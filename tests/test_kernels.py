@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import checked, some
+from selection import checked
 
 import cupy_convt3d as ct
 from cupy_convt3d import reference
@@ -296,7 +296,8 @@ FLATTENED_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", some(FLATTENED_MISTAKES))
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", FLATTENED_MISTAKES)
 def test_mistakes_in_what_is_flattened_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, problem) for problem in map(Problem.parse, FLATTENED) for seed in (0, 1, 5, 8)]
     assert_found(kernels()["fprop_flattened_simt"], *FLATTENED_MISTAKES[mistake], tried, CHANNEL_WARPS=1)
@@ -354,7 +355,8 @@ TOGETHER_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", some(TOGETHER_MISTAKES))
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", TOGETHER_MISTAKES)
 def test_mistakes_where_channels_lie_together_are_found(mistake: str) -> None:
     source = kernels()["fprop_depthwise_channels_last"].source
     assert source.count(TOGETHER_MISTAKES[mistake][0]) == 1
@@ -379,7 +381,8 @@ FEW_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", some(FEW_MISTAKES))
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", FEW_MISTAKES)
 def test_mistakes_with_few_outputs_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, problem) for problem in map(Problem.parse, FEW) for seed in (0, 1, 5)]
     assert_found(kernels()["fprop_few_outputs"], *FEW_MISTAKES[mistake], tried)

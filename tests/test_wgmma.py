@@ -216,6 +216,7 @@ PATCH_MISTAKES = SHARED_MISTAKES | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "problem"),
     [
@@ -231,6 +232,7 @@ def test_a_block_that_ends_before_its_copies_have_landed(name: str, right: str, 
         verify(HostBackend(), mistaken(kernel, right, wrong), Problem.parse(problem), "tf32", "exact", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if kernel.waits_for_packing])
 def test_who_does_not_wait_for_the_packing_is_found(name: str) -> None:
     """A launch that may begin beside the one that packs, or lays out, has to wait for it; nobody else is launched so."""
@@ -250,7 +252,8 @@ def test_who_does_not_wait_for_the_packing_is_found(name: str) -> None:
         verify(HostBackend(optimize=False), trial, problem, dtype, "exact", 0)
 
 
-@pytest.mark.parametrize("mistake", some(PATCH_MISTAKES))
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", PATCH_MISTAKES)
 def test_mistakes_in_patches_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     assert_found(kernels()["fprop_patch_wgmma"], *PATCH_MISTAKES[mistake], enumerate(map(Problem.parse, PATCHES)))
 
@@ -304,11 +307,13 @@ ROWS_MISTAKES = SHARED_MISTAKES | {
 }
 
 
-@pytest.mark.parametrize("mistake", some(ROWS_MISTAKES))
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", ROWS_MISTAKES)
 def test_mistakes_in_rows_of_channels_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     assert_found(kernels()["fprop_patch_channels_last"], *ROWS_MISTAKES[mistake], enumerate(map(Problem.parse, ROWS)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", SPLIT_MISTAKES)
 def test_mistakes_in_parts_of_operands_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     kernel = kernels()["fprop_patch_channels_last"]
@@ -583,7 +588,8 @@ BOTH_MISTAKES = {
 TWICE = "n1_c120to8_i1x8x32_k1_s2x2x1_op1x1x0_bias"  # a block has two tiles, whose windows follow one another, and classes without taps
 
 
-@pytest.mark.parametrize("mistake", some([*CLASS_MISTAKES, *WINDOW_MISTAKES, *BOTH_MISTAKES]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", [*CLASS_MISTAKES, *WINDOW_MISTAKES, *BOTH_MISTAKES])
 def test_mistakes_in_classes_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, problem) for problem in map(Problem.parse, CLASSES) for seed in (0, 1)]
     tried += [(seed, Problem.parse(TWICE)) for seed in range(2, 40)]  # who runs when decides
@@ -669,7 +675,8 @@ BLOCK_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", some(BLOCK_MISTAKES))
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", BLOCK_MISTAKES)
 def test_mistakes_in_blocks_are_found(mistake: str, assert_found: Callable[..., None]) -> None:
     tried = [(seed, problem) for problem in map(Problem.parse, BLOCKS[:6]) for seed in (0, 1)]
     assert_found(kernels()["fprop_stationary_wgmma"], *BLOCK_MISTAKES[mistake], tried, MERGE_GROUPS=1)
