@@ -46,7 +46,7 @@ ORDER = {
 LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**7
 HOST_BOUND_FLOP = 2**18
 # Kernels that a first-call trial is worth: so many, of those predicted to take no more than so many times what the best of them, or
-# torch's operator, is predicted to take; and the first of them in one more configuration, which predictions tell apart badly.
+# torch's operator, is predicted to take; and the first of them in one more configuration, as predictions often miss the quickest.
 MOST_RIVALS, WORTH_A_TRIAL = 3, 2.0
 _LAUNCH_BOUND = {"fprop": "fprop_gather", "dgrad": "dgrad_gather"}
 
@@ -153,14 +153,11 @@ class Automatic:
         where that was measured."""
         if self.tuned is not None:
             return () if self.tuned.library_ms is not None else (Candidate(self.tuned.kernel, self.tuned.instance),)
-        predicted = [(one.ms, one) for one in self.candidates if one.ms is not None]
-        if not predicted:
+        if not self.candidates or self.candidates[0].ms is None:
             return ()
-        best = min([predicted[0][0], *(() if self.library is None else self.library[:1])])
-        first = self.candidates[0].other
-        if first is not None and first.ms is not None:
-            predicted.insert(MOST_RIVALS, (first.ms, first))
-        return tuple(one for ms, one in predicted[: MOST_RIVALS + 1] if ms <= WORTH_A_TRIAL * best)
+        best = min([self.candidates[0].ms, *(() if self.library is None else self.library[:1])])
+        tried = (*self.candidates[:MOST_RIVALS], self.candidates[0].other)
+        return tuple(one for one in tried if one is not None and one.ms is not None and one.ms <= WORTH_A_TRIAL * best)
 
     @property
     def steps(self) -> tuple[str, ...]:

@@ -84,13 +84,13 @@ def right(result: torch.Tensor) -> bool:
     return bool((result.float() - expected).norm() < error * expected.norm())
 
 
-def candidates(precision: str) -> tuple[choice.Candidate, ...]:
+def contestants(precision: str) -> tuple[choice.Candidate, ...]:
     problem = ct.Problem.from_shapes(tuple(OPERANDS[0].shape), tuple(OPERANDS[1].shape), None, **LAYER)
     return choice.choose(Gpu(), "fprop", problem, precision).rivals
 
 
 def rivals(precision: str = "fp32") -> list[str]:
-    return [one.kernel.name for one in candidates(precision)]
+    return [one.kernel.name for one in contestants(precision)]
 
 
 def remembered() -> dict[str, float]:
@@ -115,8 +115,8 @@ def test_the_quickest_contestant_computes_from_then_on(clock: Clock, place: int,
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_the_most_promising_kernel_is_tried_in_two_configurations(clock: Clock, place: int) -> None:
-    both = [one.kernel for one in candidates("bf16") if one.kernel.name == candidates("bf16")[0].kernel.name]
-    assert len(both) == 2 and both[0].tunables != both[1].tunables and candidates("bf16")[-1].kernel == both[1]
+    both = [one.kernel for one in contestants("bf16") if one.kernel.name == contestants("bf16")[0].kernel.name]
+    assert len(both) == 2 and both[0].tunables != both[1].tunables and contestants("bf16")[-1].kernel == both[1]
     quick = both[place]
     clock.ms = {quick: 0.5}
     assert right(ct.conv_transpose3d(*(tensor.bfloat16() for tensor in OPERANDS), **LAYER))

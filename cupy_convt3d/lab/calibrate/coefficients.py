@@ -315,7 +315,7 @@ def _held_out_ms(rows: Sequence[Row], weights: Array) -> Array:
 def _kept(rows: Sequence[Row], predicted: Array) -> list[tuple[tuple[str, int], ...]]:
     """Return the few configurations from which predictions of held-out layers choose best: what is slow where nobody expects it is none.
 
-    Where that is one, a second for trials: the one that most often is the quicker.
+    Where that is one, a second for trials: the one with which the quicker of both takes the least in the mean.
     """
     times: dict[tuple[tuple[str, int], ...], dict[tuple[str, ...], tuple[float, float]]] = {}
     for row, ms in zip(rows, predicted, strict=True):
@@ -330,9 +330,9 @@ def _kept(rows: Sequence[Row], predicted: Array) -> list[tuple[tuple[str, int], 
             for one, own in sorted(times.items())
             if one not in kept
         }
-        means = {one: float(np.mean([math.log(ms) for _, ms in choices])) for one, choices in found.items()}
+        means = {one: _mean_log(ms for _, ms in choices) for one, choices in found.items()}
         best = min(means, key=means.__getitem__)
-        if kept and float(np.mean([math.log(ms) for _, ms in taken])) - means[best] < GAIN:
+        if kept and _mean_log(ms for _, ms in taken) - means[best] < GAIN:
             break
         kept.append(best)
         taken = found[best]
@@ -340,13 +340,16 @@ def _kept(rows: Sequence[Row], predicted: Array) -> list[tuple[tuple[str, int], 
 
         def tried(one: tuple[tuple[str, int], ...]) -> float:
             own = times[one]
-            both = (min(ms, own.get(question, never)[1]) for (_, ms), question in zip(taken, questions, strict=True))
-            return float(np.mean([math.log(ms) for ms in both]))
+            return _mean_log(min(ms, own.get(question, never)[1]) for (_, ms), question in zip(taken, questions, strict=True))
 
         second = min((one for one in sorted(times) if one not in kept), key=tried)
-        if float(np.mean([math.log(ms) for _, ms in taken])) - tried(second) >= TRIED_GAIN:
+        if _mean_log(ms for _, ms in taken) - tried(second) >= TRIED_GAIN:
             kept.append(second)
     return kept
+
+
+def _mean_log(times: Iterable[float]) -> float:
+    return float(np.mean([math.log(ms) for ms in times]))
 
 
 def _predicted(known: Mapping[tuple[str, str], KernelCost], row: Row) -> float | None:

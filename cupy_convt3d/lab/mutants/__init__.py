@@ -31,6 +31,7 @@ from ..progress import Progress
 from ..run.far import FAR
 from ..run.verify import Outcome
 from ..run.worker import Worker
+from ..tensors import SPOILT
 from ..threads import share
 from .mutation import Key, Mutant, mutants
 
@@ -39,7 +40,6 @@ _TIME_LIMIT_S = 4.0  # of one tiny example; those of a right kernel take millise
 _SAME_CODE = "the compiler makes the same machine code of it"
 _NOT_COMPILED = "the host's preprocessor leaves its line out"
 _EXACT = ["exact", "exact_wide", FAR]  # any error shows
-_SPOILT = ["nan", "inf"]  # of the drawn examples these are too few for each element type
 EXAMPLES = 40  # drawn at random
 _KILLERS = 12  # examples that killed lately
 
@@ -242,7 +242,7 @@ class _Judge:
         return self.learn(
             self.try_killers(changed, [killer for killer in self.killers if killer.dtype in dtypes])
             or (first_failure(self.worker, changed, examples=0, dtypes=dtypes, kinds=_EXACT) if dtypes else None)
-            or first_failure(self.worker, changed, examples=0, kinds=_SPOILT)
+            or first_failure(self.worker, changed, examples=0, kinds=SPOILT)  # drawn ones are too few for each element type
             or first_failure(self.worker, changed, examples=EXAMPLES, drawn_only=True)
         )
 
