@@ -23,6 +23,8 @@ OUTPUT_LAYOUT = "output_layout if output_layout == 2 or known_runs else 0"
 # Whether outputs are stored in whole runs of a row, or of eight channels: 1 no, 2 yes; 0: of any strides.
 WHOLE_RUNS = "0 if OUTPUT_LAYOUT == 0 or not known_runs else 2 if OUTPUT_LAYOUT == 1 and stride_w == 2 and not ragged else 1"
 WHOLE_CHANNELS = "0 if OUTPUT_LAYOUT == 0 or itemsize != 2 else 2 if OUTPUT_LAYOUT == 2 and out_channels_per_group % 8 == 0 else 1"
+# An odd number of channels of 16 bits that lie together begins anywhere; few are stored one by one as quickly.
+CHANNEL_RUNS = "1 if OUTPUT_LAYOUT == 2 and itemsize == 2 and out_channels_per_group % 2 and out_channels_per_group > 16 else 0"
 
 [constants]
 # Columns of a product: channels of a tile, in eights; in TF32 half as many, for the sums of two classes.
@@ -180,6 +182,7 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d/pipe/ring.cuh"
 #include "convt3d/core/specialized.cuh"
 #include "convt3d/epilogue/streaming_store.cuh"
+#include "convt3d/core/unaligned.cuh"
 #include "convt3d/core/vector.cuh"
 #include "convt3d/core/warp.cuh"
 #include "convt3d/ptx/wgmma_rows.cuh"
@@ -242,6 +245,9 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #ifndef WHOLE_CHANNELS
 #define WHOLE_CHANNELS 0
 #endif
+#ifndef CHANNEL_RUNS
+#define CHANNEL_RUNS 0
+#endif
 
 #if defined(__CUDACC__)
 #define SUMS (WGMMA_TILES * 4)
@@ -280,6 +286,20 @@ __device__ inline Taps taps_of(const Problem& problem, int axis, int e) {
     taps.count = tap < min(period, kernel) ? (kernel - 1 - tap) / period + 1 : 0;
   }
   return taps;
+}
+
+// Four lanes have a word of each of four runs, and then all of one.
+__device__ __forceinline__ void trade_words(Words<4>& run, int quarter) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool upper = (quarter & bit) != 0;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      if ((c & bit) != 0) continue;
+      const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? run.element[c] : run.element[c + bit], bit);
+      (upper ? run.element[c] : run.element[c + bit]) = got;
+    }
+  }
 }
 
 // ---- packing: slabs [group][channel tile][class d, h, w][chunk][tap d, h, w] of cells [cell][channel] ----
@@ -1045,9 +1065,36 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
         words[m][at] = rounded(m, at / 2, at % 2);
       }
       forget_memory();
+      // Of four times eight channels a lane has a pair each; four lanes trade them, so that each has all of one.
+      const int quarter = own % 4;
+      if (SPECIALIZED(CHANNEL_RUNS, 0)) {
+#pragma unroll
+        for (int i = 0; i < 2 * TILES_M; ++i) {
+          const auto traded = [&](int j) {
+            Words<4> run;
+#pragma unroll
+            for (int c = 0; c < 4; ++c) run.element[c] = j + c < SUMS / 4 ? words[i / 2][(j + c) % (SUMS / 4) * 2 + i % 2] : 0u;
+            trade_words(run, quarter);
+            return run;
+          };
+          const int ahead_w = i / 2 * stride_w + ew, column = quarter * 8;
+          scalar_t* y = targets[i % 2] + (ahead_w * output.stride[4] + quarter * 6);  // its pair of channels is 2 * quarter
+          const bool stored = live[i % 2] && w + ahead_w < problem.output_size[2];
+          const int left = stored ? min(columns8 * 8, out_channels - (first_channel - quarter * 2)) - column : 0;
+          Words<4> mine = traded(0), later = mine;
+#pragma unroll
+          for (int j = 0; j < SUMS / 4; j += 4, y += 32) {
+            if (j >= columns8) break;
+            if (j + 4 < SUMS / 4) later = traded(j + 4);
+            unsigned next[4];
+            take_from_behind(next, mine.element, later.element, own);
+            store_unaligned(y, mine.element, next, left - j * 8, j == 0 && quarter == 0);
+            mine = later;
+          }
+        }
+        continue;
+      }
       if (whole_channels) {
-        // Of four times eight channels a lane has a pair each; four lanes trade them, so that each has all of one.
-        const int quarter = own % 4;
 #pragma unroll
         for (int j = 0; j < SUMS / 4; j += 4) {
           if (j >= columns8) break;
@@ -1057,16 +1104,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) convt3d_f
             Words<4> run;
 #pragma unroll
             for (int c = 0; c < 4; ++c) run.element[c] = j + c < SUMS / 4 ? words[i / 2][(j + c) % (SUMS / 4) * 2 + i % 2] : 0u;
-#pragma unroll
-            for (int bit = 1; bit < 4; bit *= 2) {
-              const bool upper = (quarter & bit) != 0;
-#pragma unroll
-              for (int c = 0; c < 4; ++c) {
-                if ((c & bit) != 0) continue;
-                const unsigned got = __shfl_xor_sync(0xffffffffu, upper ? run.element[c] : run.element[c + bit], bit);
-                (upper ? run.element[c] : run.element[c + bit]) = got;
-              }
-            }
+            trade_words(run, quarter);
             const int ahead_w = i / 2 * stride_w + ew;
             scalar_t* const y =
                 targets[i % 2] + ahead_w * output.stride[4] + quarter * 6;  // its pair of channels is 2 * quarter

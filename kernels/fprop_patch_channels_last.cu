@@ -5,6 +5,7 @@ architectures = ["sm_90a"]
 [specialize]
 WGMMA_TILES = "tile_columns // 8"
 WHOLE_CHUNKS = "whole_chunks"
+NEIGHBOURS = "1 if in_channels_per_group % vector or out_channels_per_group % vector else 0"
 [constants]
 voxels = "batch * input_voxels"
 vector = "16 // itemsize"
@@ -69,9 +70,11 @@ shared_bytes = "shared_bytes"
 // two of every eight columns, and takes from it two (16 bits) or one (tf32) of every eight or four of the depth. So the order is one in
 // which what a lane has of 64 bytes of channels are 16 neighbouring bytes: it loads them with one copy, stores them with one, and four
 // lanes have 64 bytes in a row. The copy goes to a place in shared memory that only this lane reads: a queue of its own (cp.async), which
-// needs no barrier and no shuffle.
+// needs no barrier and no shuffle. Channels that lie together but are no whole vectors begin anywhere: then a lane reads the two vectors
+// that have its own, and what it stores it completes from the lane behind.
 #include "convt3d.cuh"
 #include "convt3d/ptx/beside_packing.cuh"
+#include "convt3d/core/unaligned.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
 
 // At most so many columns of a block.
@@ -94,6 +97,9 @@ shared_bytes = "shared_bytes"
 #endif
 #ifndef WHOLE_CHUNKS
 #define WHOLE_CHUNKS 0
+#endif
+#ifndef NEIGHBOURS  // whether channels that lie together may begin anywhere
+#define NEIGHBOURS 1
 #endif
 #include "convt3d/pipe/patch_wgmma.cuh"
 
@@ -139,22 +145,35 @@ extern "C" __global__ void __launch_bounds__(128)
 // A vector of neighbouring output channels of a tap: how many bytes behind a voxel's output it lies.
 struct alignas(16) Slot {
   index_t output;
-  int live;  // how many of them there are
+  int live;  // how many of them there are; of neighbours, with those behind that the block has, and FIRST where it has none before
 };
+
+enum { FIRST = 1024 };  // a constant would be data of each binary
 
 struct alignas(16) Biases {
   float of[VECTOR];
 };
 
-// A warp's copies, stage after stage of the channels of its voxels. Of vectors each lane copies what it multiplies, VECTOR channels of each
-// of its rows. Channels that are none are copied one by one, a row of the stage by neighbouring lanes.
+// A warp's copies, stage after stage of the channels of its voxels. Of neighbours each lane copies what it multiplies, VECTOR channels of
+// each of its rows. Channels that lie apart are copied one by one, a row of the stage by neighbouring lanes.
 struct Copier {
   const View<const scalar_t>& input;
-  bool vectors;  // of 16 bytes
-  int channels, lane;
+  Extent<const scalar_t> extent;
+  bool vectors, neighbours;  // of 16 bytes, or in pieces of 8 or 4 bytes that can be copied, or of 2 that cannot
+  int piece, channels, lane;
   int first = 0;                        // channel of the next chunk
   index_t place = 0;                    // in the input, of the warp's voxel number lane
   const scalar_t* from[2 * ROWS] = {};  // where the lane's own are in each of its rows
+
+  template <int BYTES>
+  static __device__ __forceinline__ void copy_pieces(unsigned char* target, const scalar_t* source, int live) {
+#pragma unroll
+    for (int at = 0; at < VECTOR; at += BYTES / SIZE) {
+      cp_async<BYTES>(shared_address(target + at * SIZE), source + (at < live ? at : 0), at < live ? BYTES : 0);
+    }
+  }
+
+  __device__ __forceinline__ bool of_elements() const { return !vectors && !(SPECIALIZED(NEIGHBOURS, 1) && neighbours); }
 
   // The warp's voxels are others now. Past the last one, -1, it is the first voxel again, for nobody stores what comes of it.
   __device__ __forceinline__ void begin(index_t voxel) {
@@ -182,6 +201,24 @@ struct Copier {
                      inside ? 16 : 0);
         if (goes_on) from[q] = advanced(from[q], 2 * STAGED * SIZE);
       }
+      return;
+    }
+    if (SPECIALIZED(NEIGHBOURS, 1) && neighbours) {
+      const int live = channels - begin - lane % 4 * VECTOR;
+      if (piece > 2) {
+#pragma unroll
+        for (int q = 0; q < 2 * ROWS; ++q) {
+          unsigned char* const target = stage + q * 512 + lane * 16;
+          if (piece == 8) copy_pieces<8>(target, from[q] + begin, live);
+          if (piece == 4) copy_pieces<4>(target, from[q] + begin, live);
+        }
+        return;
+      }
+      Cell cells[2 * ROWS];
+#pragma unroll
+      for (int q = 0; q < 2 * ROWS; ++q) cells[q] = load_unaligned(from[q] + begin, live, extent);
+#pragma unroll
+      for (int q = 0; q < 2 * ROWS; ++q) *reinterpret_cast<Cell*>(stage + q * 512 + lane * 16) = cells[q];
       return;
     }
     constexpr int APART = 32 / STAGED;  // rows at a time
@@ -239,7 +276,20 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     const index_t* stride = tensor.stride;
     return stride[1] == 1 && channels % VECTOR == 0 && aligned(tensor, stride[0] | stride[2] | stride[3] | stride[4], VECTOR);
   };
-  Copier copier{input, vectors(input, in_channels), in_channels, lane};
+  const auto neighbours = [&](const auto& tensor, int channels) { return tensor.stride[1] == 1 && !vectors(tensor, channels); };
+  const auto in_pieces = [&](int bytes) {
+    const index_t* stride = input.stride;
+    return in_channels * SIZE % bytes == 0 && aligned(input, stride[0] | stride[2] | stride[3] | stride[4], bytes / SIZE);
+  };
+  Copier copier{input,
+                extent_of(input, problem.batch, problem.in_channels, problem.input_size),
+                vectors(input, in_channels),
+                neighbours(input, in_channels),
+                in_pieces(8)   ? 8
+                : in_pieces(4) ? 4
+                               : 2,
+                in_channels,
+                lane};
 
   const auto place = [&](int tile) {
     return place_of(problem, (tile * 4 + warp % 4) * COUNT + lane % COUNT, voxels, input, output, group * in_channels,
@@ -270,7 +320,8 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
     if (i % VECTOR != 0) continue;
     Slot slot{0, 0};
     if (live) {
-      slot.live = min(VECTOR, out_channels - co);
+      slot.live = min(SPECIALIZED(NEIGHBOURS, 1) ? tile_width - i : VECTOR, out_channels - co);
+      if (SPECIALIZED(NEIGHBOURS, 1) && (i == 0 || co == 0)) slot.live += FIRST;
       slot.output = (co * output.stride[1] + tap / (kernel[1] * kernel[2]) * output.stride[2] +
                      tap / kernel[2] % kernel[1] * output.stride[3] + tap % kernel[2] * output.stride[4]) *
                     SIZE;
@@ -281,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
 
   float sums[ROWS][SUMS];
   const auto load = [&](const unsigned char* stage, Fragments& fragments) {
-    if (!copier.vectors) __syncwarp();  // all lanes' copies have landed, and all have read the stage before
+    if (copier.of_elements()) __syncwarp();  // all lanes' copies have landed, and all have read the stage before
     load_fragments(stage, lane, fragments);
   };
   for (; tile < block_tiles; tile += step) {
@@ -307,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
             run.element[v] = decltype(biased)::value ? epilogue.finish(sum, own.of[v]) : epilogue.finish(sum);
           }
           scalar_t* const y = advanced(to[q], into.output);
-          const int live = to[q] == nullptr ? 0 : into.live;
+          const int live = to[q] == nullptr ? 0 : SPECIALIZED(NEIGHBOURS, 1) ? into.live % FIRST : into.live;
           if constexpr (decltype(whole)::value) {
             if (live != 0) *reinterpret_cast<Vector<VECTOR>*>(y) = run;
           } else {
@@ -319,7 +370,39 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
         }
       }
     };
-    if (!vectors(output, out_channels)) {
+    // A group's vectors and the next one's, of which a lane may have the first.
+    const auto store_neighbours = [&] {
+      Cell own[2 * ROWS], later[2 * ROWS] = {};
+      const auto load_group = [&](int g, Cell(&cells)[2 * ROWS]) {
+        const Biases start = biases[g * 4 + lane % 4];
+#pragma unroll
+        for (int q = 0; q < 2 * ROWS; ++q) {
+          Vector<VECTOR> run;
+#pragma unroll
+          for (int v = 0; v < VECTOR; ++v) {
+            run.element[v] = epilogue.finish(sums[q / 2][(g * (VECTOR / 2) + v / 2) * 4 + q % 2 * 2 + v % 2], start.of[v]);
+          }
+          memcpy(&cells[q], &run, sizeof run);
+        }
+      };
+      load_group(0, own);
+#pragma unroll
+      for (int g = 0; g < SUMS * 2 / GROUP && g < tile_width / GROUP; ++g) {
+        if ((g + 1) * GROUP < SUMS * 2 && (g + 1) * GROUP < tile_width) load_group(g + 1, later);
+        const Slot into = slots[g * 4 + lane % 4];
+#pragma unroll
+        for (int q = 0; q < 2 * ROWS; ++q) {
+          unsigned next[4];
+          take_from_behind(next, own[q].element, later[q].element, lane);
+          store_unaligned(advanced(to[q], into.output), own[q].element, next, to[q] == nullptr ? 0 : into.live % FIRST,
+                          into.live >= FIRST);
+          own[q] = later[q];
+        }
+      }
+    };
+    if (SPECIALIZED(NEIGHBOURS, 1) && neighbours(output, out_channels)) {
+      store_neighbours();
+    } else if (!vectors(output, out_channels)) {
       store(Constant<false>{}, Constant<true>{});
     } else if (epilogue.changes_sums()) {
       store(Constant<true>{}, Constant<true>{});

@@ -32,6 +32,7 @@ WHOLE_TILES = "whole_tiles"
 OUTPUT_LAYOUT = "output_layout"
 PAIRS = "pairs"
 LANE_EIGHTS = "lane_eights"
+CHANNEL_RUNS = "channel_runs"
 
 [constants]
 slots = "kernel_d"
@@ -56,8 +57,10 @@ gaps = "1 if filled and (classes_w * merged_w < stride_w or step > slots) else 0
 # What is stored at once, one more than `pairs_of` says; 0: of any strides.
 even_columns = "stride_w % 2 == 0 and output_w % 2 == 0 and (phase_w - padding_w) % 2 == 0 and gaps == 0"
 pairs = "0 if output_layout == 0 else 3 if output_layout == 2 and out_channels_per_group % 2 == 0 else 2 if output_layout == 1 and even_columns else 1"
-# Where channels lie together, eights of columns of which a lane has neighbouring channels: at most 16 bytes.
-lane_eights = "gcd(gcd(slot_tiles, 8 // itemsize), out_channels_per_group // 2) if pairs == 3 else 1"
+# Where channels lie together, eights of columns of which a lane has neighbouring channels: at most 16 bytes. An odd number of channels
+# of 16 bits begins anywhere; few are stored one by one as quickly.
+channel_runs = "1 if output_layout == 2 and itemsize == 2 and out_channels_per_group % 2 and out_channels_per_group > 10 else 0"
+lane_eights = "gcd(gcd(slot_tiles, 8 // itemsize), 4 if channel_runs else out_channels_per_group // 2) if pairs == 3 or channel_runs else 1"
 accumulators = "192 if cells_launch and not odd_rows and not filled else 144"
 fit_1 = "max(1, min(accumulators // (4 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
 fit_2 = "max(1, min(accumulators // (8 * parts * products * classes_w), (32 if cells_launch else 24) // products))"
@@ -278,6 +281,9 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #endif
 #ifndef WHOLE_TILES
 #define WHOLE_TILES 0
+#endif
+#ifndef CHANNEL_RUNS
+#define CHANNEL_RUNS 0
 #endif
 #ifndef PAIRS
 #define PAIRS 0
@@ -1216,7 +1222,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                                                        : nullptr};
         // The output `e` of position `r` in channel `i`: a sum, or the bias where no tap reaches.
         const auto value = [&](const Epilogue& of_tile, int t, int i, int r, int e) {
-          accum_t sum = epilogue.changes_sums() ? of_tile.added(channel_of_column(i / 2 * 8 + i % 2, lane_eights)) : 0.0f;
+          int channel = channel_of_column(i / 2 * 8 + i % 2, lane_eights);
+          if (SPECIALIZED(CHANNEL_RUNS, 0)) channel = min(channel, tile_channels - 1 - first);  // those behind are not stored
+          accum_t sum = epilogue.changes_sums() ? of_tile.added(channel) : 0.0f;
 #pragma unroll
           for (int jw = 0; jw < stored_w; ++jw) {
             if (t < slot_count && jw * dilation_w % stride_w == (e + phase) % stride_w) {
@@ -1298,6 +1306,42 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
                   y = advanced(y, output.stride[1] * static_cast<index_t>(sizeof(scalar_t)));
                 }
                 __syncwarp();  // what is staged has been read
+              }
+            }
+          }
+        } else if (SPECIALIZED(CHANNEL_RUNS, 0)) {
+#pragma unroll
+          for (int r = 0; r < 2 * tiles; ++r) {
+            const RowPlace row = own_rows[r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
+            scalar_t* const corner = output.data + (row.offset + first_plane * output.stride[2] + first * output.stride[1]);
+#pragma unroll
+            for (int t = 0; t < flush; ++t) {
+              const int d = first_plane + t * problem.dilation[0];
+              if (d < 0 || d >= problem.output_size[0]) continue;
+#pragma unroll
+              for (int e = 0; e < stride_w; ++e) {
+                const bool has_taps = t < slot_count && (e + phase) % stride_w % (stride_w / stored_w) == 0;
+                if (SPECIALIZED(FILLED, filled) && !has_taps) continue;
+                const auto channels_of = [&](int eight) {
+                  LaneChannels channels;
+#pragma unroll
+                  for (int n = 0; n < lane_eights; ++n) {
+                    const int i = (eight + n) * 2;
+                    channels.element[n] = {value(of_tile, t, i, r, e), value(of_tile, t, i + 1, r, e)};
+                  }
+                  return channels;
+                };
+                const bool live = static_cast<unsigned>(row.w + e) < static_cast<unsigned>(problem.output_size[2]);
+                const int left = live ? min(channels8 * 8, tile_channels) - first : 0;
+                scalar_t* const y = corner + (t * problem.dilation[0] * output.stride[2] + e * output.stride[4]);
+                LaneChannels own = channels_of(0), later = own;
+#pragma unroll
+                for (int eight = 0; eight < channels8; eight += lane_eights) {
+                  if (eight + lane_eights < channels8) later = channels_of(eight + lane_eights);
+                  store_lane_channels_anywhere(y + eight * 8, own, later, left - eight * 8, first + eight == 0, thread % 32,
+                                               lane_eights);
+                  own = later;
+                }
               }
             }
           }

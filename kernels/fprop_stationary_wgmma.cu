@@ -25,8 +25,9 @@ PADDING_W = "padding_w"
 DILATION_D = "dilation_d"
 DILATION_H = "dilation_h"
 DILATION_W = "dilation_w"
-OUTPUT_LAYOUT = "output_layout if in_rows or lane_eights > 1 else 0"
+OUTPUT_LAYOUT = "output_layout if in_rows or lane_eights > 1 or channel_runs else 0"
 LANE_EIGHTS = "lane_eights"
+CHANNEL_RUNS = "channel_runs"
 
 [constants]
 # Small groups may be put together as one of more channels, whose weights from group to group are zero.
@@ -44,8 +45,10 @@ out_tiles = "ceil_div(set_outputs, 8)"
 channel_tiles = "ceil_div(out_tiles, max(1, min(COLUMNS // 8, 32 // classes, (231424 - 2 * stage_bytes) // (tap_bytes + CONSUMERS * eight_runs))))"
 tile8 = "ceil_div(out_tiles, channel_tiles)"
 sets = "group_sets * channel_tiles"
-# Where channels lie together, eights of columns of which a lane has neighbouring channels: at most 16 bytes.
-lane_eights = "gcd(gcd(tile8, 8 // itemsize), set_outputs // 2) if output_layout == 2 and set_outputs % 2 == 0 else 1"
+# Where channels lie together, eights of columns of which a lane has neighbouring channels: at most 16 bytes. An odd number of channels
+# of 16 bits begins anywhere; few are stored one by one as quickly.
+channel_runs = "1 if output_layout == 2 and itemsize == 2 and set_outputs % 2 and set_outputs > 8 else 0"
+lane_eights = "1 if output_layout != 2 or set_outputs % 2 > channel_runs else gcd(gcd(tile8, 8 // itemsize), 4 if channel_runs else set_outputs // 2)"
 # Cells of 16 bytes: a chunk has an even number of them, two for each step of a product.
 all_cells = "2 * ceil_div(set_inputs * itemsize, 32)"
 chunks = "ceil_div(all_cells, CHUNK_CELLS)"
@@ -178,6 +181,9 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 // Whether groups are put together up to so many output channels.
 #ifndef MERGE_GROUPS
 #define MERGE_GROUPS 0
+#endif
+#ifndef CHANNEL_RUNS  // set by the problem
+#define CHANNEL_RUNS 0
 #endif
 // Warpgroups that multiply, and as many that load.
 #ifndef CONSUMERS
@@ -488,7 +494,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
   float sums[SPECIALIZED(classes * class_sums, 128)];
   // How outputs are stored: rows of 16 blocks and more through shared memory, pairs of neighbours along w, pairs of channels, or one by one.
   CONSTANT int lane_eights = SPECIALIZED(LANE_EIGHTS, 1);
-  const bool in_runs = lane_eights == 1 && row_blocks > 8 && output.stride[4] == 1;
+  CONSTANT bool channel_runs = SPECIALIZED(CHANNEL_RUNS, 0) != 0;
+  const bool in_runs = !channel_runs && lane_eights == 1 && row_blocks > 8 && output.stride[4] == 1;
   const bool even_rows = stride_w == 2 && made_of_vectors(output, 4, 2) && problem.output_size[2] % 2 == 0,
              even_channels = set_outputs % 2 == 0 && made_of_vectors(output, 1, 2);
   CONSTANT bool in_pairs = stride_w == 2;
@@ -671,6 +678,37 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
             }
             to_edge = advanced(to_edge, ahead), to_cell = advanced(to_cell, ahead);
           }
+        }
+        return;
+      }
+      if (channel_runs) {
+        const int column = channel_of_column(quad * 2, lane_eights),
+                  left = d < problem.output_size[0] ? min(columns, set_outputs - first_channel) - column : 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int m = row + half * 8, h = (block_h + m / row_blocks) * stride_h + eh,
+                    w = (block_w + m % row_blocks) * stride_w;
+          scalar_t* target = output.at(unit.n, group_channel + first_channel + column, d, h, w);
+          FOR_EACH(stride_w)([&](auto ew) {
+            const auto channels_of = [&](int eight) {
+              LaneChannels channels;
+#pragma unroll
+              for (int e = 0; e < lane_eights; ++e) {
+                channels.element[e] = epilogue.finish_pair(sum_of(ew, eight + e, half, 0), sum_of(ew, eight + e, half, 1));
+              }
+              return channels;
+            };
+            const bool live = h < problem.output_size[1] && w + NUMBER(ew) < problem.output_size[2];
+            LaneChannels own = channels_of(0), later = own;
+#pragma unroll
+            for (int eight = 0; eight < columns / 8; eight += lane_eights) {
+              if (eight + lane_eights < columns / 8) later = channels_of(eight + lane_eights);
+              store_lane_channels_anywhere(target + eight * 8, own, later, live ? left - eight * 8 : 0, eight == 0 && quad == 0,
+                                           thread_now % 32, lane_eights);
+              own = later;
+            }
+            target = advanced(target, output.stride[4] * static_cast<index_t>(sizeof(scalar_t)));
+          });
         }
         return;
       }

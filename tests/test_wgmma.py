@@ -297,7 +297,9 @@ def test_how_rows_of_channels_are_shared_out() -> None:
 ROWS_MISTAKES = SHARED_MISTAKES | {
     "the first chunk's channels again": ("if (goes_on) from[q] = advanced(from[q], 2 * STAGED * SIZE);", ""),
     "the second half's channels again": ("from[q] + (inside ? half * STAGED : 0)", "from[q]"),
-    "other lanes' copies not waited for": ("    if (!copier.vectors) __syncwarp();  // all lanes' copies have landed", "    //"),
+    "other lanes' copies not waited for": ("    if (copier.of_elements()) __syncwarp();  // all lanes' copies have landed", "    //"),
+    "the first chunk's neighbours again": ("load_unaligned(from[q] + begin", "load_unaligned(from[q] + half * STAGED"),
+    "another group's vectors behind": ("          own[q] = later[q];\n", ""),
     "another voxel's channels": ("__shfl_sync(0xffffffffu, place, row)", "__shfl_sync(0xffffffffu, place, i)"),
     "weights in another order than columns": (
         "column % VECTOR / 2 * 8 + column % GROUP / VECTOR * 2",
