@@ -258,6 +258,84 @@ def test_same_seed_same_report() -> None:
     assert first.ratios == second.ratios != other.ratios
 
 
+# A gather with two tunables of which `tune` tries several values; WRONG is what is added to an output.
+SEARCHED = registry.kernel("fprop_gather").source
+SEARCHED = SEARCHED.replace("[[launch]]", "[search]\nROUNDS = [1, 2, 4]\nWIDTH = [2, 8]\n[[launch]]", 1)
+DEFAULTS = "#ifndef ROUNDS\n#define ROUNDS 2\n#endif\n#ifndef WIDTH\n#define WIDTH 2\n#endif\n"
+SEARCHED = SEARCHED.replace('#include "', f'{DEFAULTS}#include "', 1)
+
+
+@pytest.mark.usefixtures("few_problems")
+@pytest.mark.parametrize(("wrong", "value"), [("ROUNDS == 1", 1), ("ROUNDS * WIDTH == 32", 4)])
+def test_what_is_wrong_at_a_value_to_search_alone_is_found(wrong: str, value: int) -> None:
+    source = SEARCHED.replace("finish(sum)", f"finish({wrong} ? sum + 1 : sum)")
+    assert source != SEARCHED
+    report = check(Kernel.from_source(source, "searched"), backend="host", examples=5)
+    assert report.counterexample is not None and dict(report.counterexample.tunables)["ROUNDS"] == value
+    assert f"--tunable ROUNDS={value} " in str(report.reproduce)
+
+
+@pytest.mark.usefixtures("few_problems")
+def test_values_that_do_not_compile_are_left_out() -> None:
+    source = SEARCHED.replace('#include "', '#if ROUNDS == 4\n#error "four"\n#endif\n#include "', 1)
+    report = check(Kernel.from_source(source, "searched"), backend="host", dtypes=["fp32"], examples=5)
+    assert report.passed, str(report)
+    assert report.tried["problems of values to search"] >= 20
+    assert any(reason.startswith("ROUNDS=4, WIDTH=8: searched[fp32]: ") for reason in report.untried["problems of values to search"])
+
+
+def test_values_to_search_are_the_smallest_and_the_largest_that_leave_problems() -> None:
+    def of(source: str) -> list[dict[str, int]]:
+        return [dict(kernel.changed_tunables) for kernel in examples.searched(Kernel.from_source(source, "searched"))]
+
+    rule = '[restrictions]\n"ROUNDS * WIDTH * groups <= 16" = "too many"\n[search]'
+    assert of(SEARCHED) == [{"ROUNDS": 1}, {"ROUNDS": 4, "WIDTH": 8}]
+    assert of(SEARCHED.replace("[search]", rule)) == [{"ROUNDS": 1}, {"ROUNDS": 4}]
+    assert of(SEARCHED.replace("[1, 2, 4]", "[2]")) == [{"WIDTH": 8}], "the shipped values are checked anyway"
+    forced = registry.kernel("fprop_patch_mma")
+    assert all(one.tunables["TILE"] in (1, 5) for one in examples.searched(forced))
+    assert not examples.searched(registry.kernel("fprop_gather"))
+
+
+def test_what_is_wrong_near_a_mode_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another padding; the mode itself is right."""
+    mode = Problem.parse("n1_c2to4_i2x2x1_k1x60x1_p0x30x0_g2")
+    monkeypatch.setattr("cupy_convt3d.lab.check.tails", lambda *_: [])
+    monkeypatch.setattr("cupy_convt3d.lab.check.layouts", lambda *_: [(mode, 0)])
+    source = registry.kernel("fprop_gather").source
+    wrong = "finish(problem.kernel_size[1] >= 59 && problem.padding[1] != 30 ? sum + 1 : sum)"
+    report = check(Kernel.from_source(source.replace("finish(sum)", wrong), "near"), backend="host", dtypes=["fp32"], examples=200)
+    assert report.counterexample is not None and report.counterexample.problem.kernel_size[1] >= 59, str(report)
+
+
+class Asked:
+    """In place of a child process: it keeps what it is asked for."""
+
+    backend, sanitizer = "host", None
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.examples = kernel, list[tuple[Problem, str, str, int]]()
+
+    def ask(self, *example: Any) -> Callable[[], Outcome]:
+        self.examples.append(example)
+        return lambda: Outcome(True)
+
+
+@pytest.mark.parametrize("name", ["fprop_gather", "fprop_grouped_mma", "dgrad_gather"])
+def test_larger_problems_have_nan_and_infinities_once_each_in_some_dtype(name: str) -> None:
+    search = _Search(registry.kernel(name), "host", None, None, None, None)
+    search.worker = asked = Asked(search.kernel)  # type: ignore[assignment]
+    search.run_each(search.tail_examples(search.configurations[:1]))
+    larger = {problem for dtype in search.kernel.dtypes for problem, _ in examples.layouts(search.kernel, dtype)}
+    few = {problem for problem, *_ in asked.examples} & larger - set(examples.tails(search.kernel, search.kernel.dtypes[0]))
+    assert len(few) > 50
+    for kind in ("nan", "inf"):
+        spoilt = [(problem, dtype) for problem, dtype, kind_, _ in asked.examples if kind_ == kind]
+        assert {problem for problem, _ in spoilt} >= few and len({problem for problem, _ in spoilt}) == len(spoilt)
+        counts = [sum(dtype == one for _, dtype in spoilt) for one in search.kernel.dtypes]
+        assert min(counts) > 10, counts
+
+
 @pytest.mark.usefixtures("few_problems")
 def test_missed_feature_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(strategies.FEATURES, "stride > 1000", lambda problem: max(problem.stride) > 1000)

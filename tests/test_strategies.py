@@ -61,6 +61,25 @@ def test_gradients_reach_every_feature_but_bias(pass_name: str) -> None:
     assert [name for name in FEATURES if not reached[name]] == ["bias"]
 
 
+def test_neighbours_are_one_or_two_steps_away_and_take_every_step() -> None:
+    generator, changed = random.Random(0), Counter[str]()
+    begin = Problem.parse("n2_c6to9_i2x3x4_k3x2x3_s2x1x2_p1x0x1_g3_bias")
+    fields = ("batch", "in_channels", "out_channels", "groups", "bias", *strategies._AXIS_STEPS)
+    for _ in range(1000):
+        near = strategies.draw_neighbour(generator.randint, begin)
+        differ = [name for name in fields if getattr(near, name) != getattr(begin, name)]
+        changed.update(differ)
+        assert len(set(differ) - {"in_channels", "out_channels"}) <= 2
+        assert near.flop <= 8 * begin.flop + 2 * 120_000
+    assert all(changed[name] > 20 for name in fields), changed
+    assert not any(strategies.draw_neighbour(generator.randint, replace(begin, bias=False), "dgrad").bias for _ in range(200))
+
+
+def test_a_neighbour_may_be_drawn_by_hypothesis() -> None:
+    known = [Problem.parse("n1_c2to4_i2x2x1_k1x60x1_p0x30x0_g2"), Problem.parse("n1_c1to1_i1_k1")]
+    assert {problem.kernel_size[1] > 50 for problem in sample(strategies.neighbours(known), 40)} == {True, False}
+
+
 @pytest.mark.parametrize("name", FEATURES)
 def test_edge_problems_reach_every_feature(name: str) -> None:
     assert covered(EDGE_PROBLEMS)[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -168,6 +169,9 @@ _GROUPINGS: dict[str, dict[str, Range]] = {
 TILE_QUANTITIES = ("output_voxels", "input_voxels", "in_channels_per_group", "out_channels_per_group", "groups", "batch")
 
 
+_AXIS_STEPS = ("padding", "output_padding", "dilation", "stride", "input_size", "kernel_size")
+_STEPS = (*_AXIS_STEPS, "padding", "batch", "groups", "ins", "outs", "outs", "bias")  # what a neighbour differs in; some are drawn twice
+
 Choose = Callable[[int, int], int]  # draws an integer between two, both included
 
 
@@ -256,6 +260,51 @@ def draw_problem(
         output_padding=(axes[0].output_padding, axes[1].output_padding, axes[2].output_padding),
         dilation=(axes[0].dilation, axes[1].dilation, axes[2].dilation),
     )
+
+
+@st.composite
+def neighbours(draw: st.DrawFn, known: Sequence[Problem], pass_name: str = "fprop") -> Problem:
+    """Strategy for what `draw_neighbour` draws near one of the known problems."""
+    return draw_neighbour(lambda low, high: draw(_integers(low, high)), draw(st.sampled_from(known)), pass_name)
+
+
+def draw_neighbour(choose: Choose, problem: Problem, pass_name: str = "fprop") -> Problem:
+    """Draw a problem that one or two steps lead to: another padding, stride, batch and so on, or a channel more or less.
+
+    A step that leads to no problem, or to one of more than twice the multiply-adds and outputs, is left out.
+    """
+    most = 2 * _work(problem) + 40_000
+    for _ in range(choose(1, 2)):
+        with contextlib.suppress(ProblemError):
+            changed = replace(problem, **_draw_step(choose, problem, pass_name))
+            problem = changed if _work(changed) <= most else problem
+    return problem
+
+
+def _work(problem: Problem) -> int:
+    return problem.flop // 2 + math.prod(problem.output_shape)
+
+
+def _draw_step(choose: Choose, problem: Problem, pass_name: str) -> dict[str, Any]:
+    """Draw what is changed: a field of one axis or of all, or a number of volumes, groups or channels of a group, or the bias."""
+    name = _STEPS[choose(0, len(_STEPS) - 1)]
+    if name == "bias":
+        return {"bias": pass_name == "fprop" and not problem.bias}
+    move = choose(0, 3)
+    if name in _AXIS_STEPS:
+        axis, least = choose(0, 3), 0 if "padding" in name else 1
+        sizes = getattr(problem, name)
+        return {name: tuple(_moved(n, least, move) if axis in (a, 3) else n for a, n in enumerate(sizes))}
+    groups = problem.groups
+    counts = {"batch": problem.batch, "groups": groups, "ins": problem.in_channels // groups, "outs": problem.out_channels // groups}
+    counts[name] = _moved(counts[name], 1, move)
+    groups = counts["groups"]
+    channels = {"in_channels": groups * counts["ins"], "out_channels": groups * counts["outs"]}
+    return {"batch": counts["batch"], "groups": groups, **channels}
+
+
+def _moved(number: int, least: int, move: int) -> int:
+    return (least, least + 1, max(least, number - 1), number + 1)[move]
 
 
 def draw_long_life(choose: Choose, pass_name: str = "fprop", most: int = 17_000) -> Problem:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
@@ -19,9 +20,9 @@ from hypothesis.errors import Unsatisfiable
 
 from ... import limits, registry
 from ...backends.base import Backend
-from ...backends.host import check_sanitizer
+from ...backends.host import HostBackend, check_sanitizer
 from ...dtypes import DTYPES
-from ...errors import BackendError, KernelError, ProblemError, shown
+from ...errors import BackendError, CompileError, KernelError, ProblemError, shown
 from ...kernel import CONTIGUOUS, Kernel
 from ...limits import cores
 from ...problem import Problem
@@ -44,18 +45,35 @@ from .examples import (
     host_threads,
     is_forced,
     layouts,
+    modes,
     reproduce,
+    searched,
+    spoilt_seed,
     tails,
     tiles,
     variants,
 )  # fmt: skip
-from .report import CORNERS, DRAWN, FAR_PROBLEMS, FAR_STRIDES, KIND, NAMED, SECOND_RUNS, TILES, CheckReport, Counterexample
+from .report import (
+    CORNERS,
+    DRAWN,
+    FAR_PROBLEMS,
+    FAR_STRIDES,
+    KIND,
+    NAMED,
+    SEARCHED,
+    SECOND_RUNS,
+    TILES,
+    CheckReport,
+    Counterexample,
+)
 from .shrink import shrink_example
 
 __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "other_gpu", "resolve"]
 
 
 _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
+_SEARCHED_DRAWN = 20  # problems of each configuration that `tune` may choose
+_HOST_ALONE = "the host backend alone runs them: a GPU would compile a binary for each"
 _SEEDS = st.builds(int.__add__, st.sampled_from((0, APART, LATE, LATE)), st.integers(0, APART - 2))  # of every kind of layout
 
 
@@ -148,7 +166,7 @@ def check(
         raise BackendError(f"sanitize={sanitize!r}, sandbox={sandbox}, in_process=True: these need a process of their own")
     name = search.report.backend
     own = InProcess(search.kernel, name) if in_process else Worker(search.kernel, name, sanitize, time_limit_s, sandboxed=sandbox)
-    with own as search.worker:
+    with own as search.worker, ThreadPoolExecutor(1) as search.compiler:
         search.precompile(sanitize, alone=len(search.only) == 1)
         try:
             if search.only:
@@ -156,6 +174,7 @@ def check(
             else:
                 search.run_all(examples, seed)
         except _Found:
+            search.compiler.shutdown(wait=False, cancel_futures=True)
             search.minimize()
     if not search.only and search.pairs:
         search.judge_coverage()
@@ -184,7 +203,8 @@ def first_failure(
     search = _Search(kernel, worker.backend, dtypes, kinds, worker.sanitizer, None, worker.time_limit_s)
     search.worker, worker.kernel = worker, kernel
     try:
-        (search.run_random if drawn_only else search.run_all)(examples, 0)
+        with ThreadPoolExecutor(1) as search.compiler:
+            (search.run_random if drawn_only else search.run_all)(examples, 0)
     except _Found:
         return search.failure
     finally:
@@ -196,6 +216,7 @@ class _Search:
     """The state of one `check`."""
 
     worker: Worker | InProcess
+    compiler: ThreadPoolExecutor
 
     def __init__(
         self,
@@ -241,8 +262,6 @@ class _Search:
         problem is checked, whose binary the child compiles.
         """
         if self.report.backend == "host":
-            from ...backends.host import HostBackend
-
             host = HostBackend(sanitize)
             for dtype in self.report.dtypes[:1]:  # the others wait: a wrong kernel seldom gets to them
                 host.library(Instance(self.kernel, dtype))
@@ -348,8 +367,10 @@ class _Search:
         if self.pairs:
             self.run_each(self.edge_examples(examples))
             self.run_each(self.tail_examples(self.configurations[:1]))
+            compiled = self.compile_searched() if examples else []
             self.run_each(self.corner_examples())
             self.run_each(self.tail_examples(self.configurations[1:]))
+            self.run_each(self.searched_examples(compiled, seed))
         if FAR in self.kinds:
             self.run_far()
         if self.pairs:
@@ -402,46 +423,107 @@ class _Search:
         return [dtype for dtype in self.report.dtypes if not is_forced(configuration) or dtype in some]
 
     def tail_examples(self, configurations: Sequence[Kernel]) -> Asked:
-        """Ask for each with all exact kinds, and once, in one dtype, with one of what is not finite or does not stay so."""
+        """Ask for each with all exact kinds; and once with one of what is not finite or does not stay so, the larger ones with nan and inf.
+
+        These come in one of the dtypes that a problem is for each, the next problem's in the next dtype.
+        """
         for configuration in configurations:
             self.worker.kernel = configuration
-            done: set[Problem] = set()
-            for dtype in self.tail_dtypes(configuration):
-                of_dtype = [kind for kind, instance in self.pairs if instance == dtype]
-                if not of_dtype:
-                    continue
-                kinds = [kind for kind in of_dtype if kind in KINDS and kind != "random"] or [k for k in of_dtype if k in KINDS]
-                kinds = kinds[:1] if is_forced(configuration) else kinds
-                special = [kind for kind in of_dtype if kind in SPECIAL_KINDS]
-                refused = partial(self.refused, TILES, dtype=dtype)
-                tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
-                larger = [(problem, seed, MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
-                lives = [(problem, seed, math.inf) for problem, seed in deep(configuration, dtype, refused)]
-                for problem, seed, most in tail + larger + lives:
-                    if self.gpu_refuses(configuration, problem, dtype):
-                        self.refused(TILES, problem, dtype, configuration)
-                        continue
-                    threads = host_threads(configuration, problem, dtype)
-                    most = most if self.sanitize is None else _MOST_SANITIZED_THREADS
-                    if self.worker.backend == "host" and threads > most:
-                        self.report.leave_out(TILES, f"more than {most} threads, too many for the host")
-                        continue
-                    for kind in kinds:
+            asked = {dtype: self.tail_problems(configuration, dtype) for dtype in self.tail_dtypes(configuration)}
+            dtypes_of: dict[Problem, dict[str, None]] = {}
+            for dtype, problems in asked.items():
+                for problem in problems:
+                    dtypes_of.setdefault(problem, {})[dtype] = None
+            numbers = {problem: number for number, problem in enumerate(dtypes_of)}
+            for dtype, problems in asked.items():
+                kinds = self.exact_kinds(dtype)[: 1 if is_forced(configuration) else None]
+                special = [kind for kind, instance in self.pairs if instance == dtype and kind in SPECIAL_KINDS]
+                for problem, (seeds, every) in problems.items():
+                    for seed, kind in product(seeds, kinds):
                         yield self.ask(TILES, problem, dtype, kind, seed)
-                    if special and problem not in done:
-                        done.add(problem)
-                        yield self.ask(TILES, problem, dtype, special[len(done) % len(special)], seed)
+                    number, of = numbers[problem], list(dtypes_of[problem])
+                    if every:
+                        wanted = [kind for kind in special if kind != NARROW_KINDS[number % 2]]
+                    else:
+                        wanted = special[number // len(of) % max(1, len(special)) :][:1]
+                    for turn, kind in enumerate(wanted, number):
+                        if of[turn % len(of)] == dtype:
+                            yield self.ask(TILES, problem, dtype, kind, spoilt_seed(seeds[0], turn))
+
+    def tail_problems(self, configuration: Kernel, dtype: str) -> dict[Problem, tuple[list[int], bool]]:
+        """Return problems at tails, larger and deep ones that can be run, with their seeds and whether they are the larger ones of all."""
+        refused = partial(self.refused, TILES, dtype=dtype)
+        tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
+        larger = [(problem, seed, MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
+        lives = [(problem, seed, math.inf) for problem, seed in deep(configuration, dtype, refused)]
+        found: dict[Problem, tuple[list[int], bool]] = {}
+        for problem, seed, most in tail + larger + lives:
+            if self.can_run(TILES, configuration, problem, dtype, most if self.sanitize is None else _MOST_SANITIZED_THREADS):
+                every = most == MOST_HOST_THREADS and not is_forced(configuration)
+                found.setdefault(problem, ([], every))[0].append(seed)
+        return found
+
+    def exact_kinds(self, dtype: str) -> list[str]:
+        """Return the exact kinds of a dtype, or what else of `KINDS` is asked for."""
+        kinds = [kind for kind, instance in self.pairs if instance == dtype and kind in KINDS]
+        return [kind for kind in kinds if kind != "random"] or kinds
+
+    def can_run(self, group: str, kernel: Kernel, problem: Problem, dtype: str, most: float = MOST_HOST_THREADS) -> bool:
+        """Whether the GPU takes a problem that the kernel can do, or the host has threads for it; where not, that is counted."""
+        if self.gpu_refuses(kernel, problem, dtype):
+            self.refused(group, problem, dtype, kernel)
+            return False
+        if self.worker.backend == "host" and host_threads(kernel, problem, dtype) > most:
+            self.report.leave_out(group, f"more than {most} threads, too many for the host")
+            return False
+        return True
+
+    @cached_property
+    def corners(self) -> list[Problem]:
+        """Return what the declaration does and the other known problems do not, in the first dtype."""
+        dtype = self.report.dtypes[0]
+        known = [*self.edges(), *tails(self.kernel, dtype), *(problem for problem, _ in layouts(self.kernel, dtype))]
+        return corner_problems(self.kernel, dtype, known)
 
     def corner_examples(self) -> Asked:
-        """Ask for what the declaration does and the problems so far do not, in the first dtype, with the first exact kind."""
+        """Ask for the problems at corners in the first dtype, with the first kind."""
         if self.worker.backend != "host":
-            self.report.leave_out(CORNERS, "the host backend alone runs them: a GPU would compile a binary for each")
+            self.report.leave_out(CORNERS, _HOST_ALONE)
             return
         self.worker.kernel, dtype = self.kernel, self.report.dtypes[0]
         kinds = [kind for kind, instance in self.pairs if instance == dtype and kind in KINDS]
-        known = [*self.edges(), *tails(self.kernel, dtype), *(problem for problem, _ in layouts(self.kernel, dtype))]
-        for number, problem in enumerate(corner_problems(self.kernel, dtype, known)) if kinds else ():
+        for number, problem in enumerate(self.corners) if kinds else ():
             yield self.ask(CORNERS, problem, dtype, kinds[0], number if number % 3 == 2 else 0)  # every third in some other layout
+
+    def compile_searched(self) -> list[tuple[Instance, Future[Path]]]:
+        """Begin to compile the values that `tune` may choose, the smallest in the first dtype, the largest in the last."""
+        configurations = searched(self.kernel)
+        if configurations and self.worker.backend != "host":
+            self.report.leave_out(SEARCHED, _HOST_ALONE)
+            return []
+        instances = map(Instance, configurations, (self.report.dtypes[0], self.report.dtypes[-1]))
+        return [(one, self.compiler.submit(HostBackend(self.sanitize).library, one)) for one in instances]
+
+    def searched_examples(self, compiled: Iterable[tuple[Instance, Future[Path]]], seed: int) -> Asked:
+        """Ask for problems of modes, half of those at corners, and some that are drawn, with values that `tune` may choose."""
+        for place, (instance, library) in enumerate(compiled):
+            configuration, dtype = instance.kernel, instance.dtype
+            kinds = self.exact_kinds(dtype)[:1]
+            try:
+                library.result()
+            except CompileError as error:  # `tune` leaves such values out too
+                values = ", ".join(f"{name}={value}" for name, value in configuration.changed_tunables.items())
+                self.report.leave_out(SEARCHED, f"{values}: {str(error).splitlines()[0]}")
+                continue
+            self.worker.kernel, generator = configuration, random.Random(seed)
+            draw = partial(strategies.draw_problem, generator.randint, self.kernel.pass_name, tiles=tiles(configuration))
+            drawn = [(draw(), number) for number in range(_SEARCHED_DRAWN)]
+            for problem, number in (*modes(configuration, dtype), *((p, 0) for p in self.corners[place::2]), *drawn) if kinds else ():
+                fit = fitting(configuration, problem, dtype)
+                if fit is None:
+                    self.refused(SEARCHED, problem, dtype, configuration)
+                elif self.can_run(SEARCHED, configuration, fit, dtype):
+                    yield self.ask(SEARCHED, fit, dtype, kinds[0], number)
 
     def run_far(self) -> None:
         """Run tensors past 2^31 elements in their last blocks, and with strides past 2^32, in the smallest of the dtypes."""
@@ -477,6 +559,13 @@ class _Search:
             return fit if fit is not None and largest_tensor(fit) >= 2**31 else None
         return None
 
+    def known(self) -> list[Problem]:
+        """Return the problems that a share of the drawn ones is near to: those of modes, tails and corners."""
+        dtype = self.report.dtypes[0]
+        corners = self.corners if self.worker.backend == "host" else []
+        larger = [problem for problem, _ in layouts(self.kernel, dtype)]
+        return list(dict.fromkeys((*larger, *tails(self.kernel, dtype), *corners)))
+
     def run_random(self, examples: int, seed: int) -> None:
         if examples == 0:
             return
@@ -485,15 +574,22 @@ class _Search:
             problem = data.draw(drawn[configuration])
             kind, dtype = pair
             fitting_problem = fitting(configuration, problem, dtype)
-            if fitting_problem is None or self.gpu_refuses(configuration, fitting_problem, dtype):
-                self.refused(DRAWN, fitting_problem or problem, dtype, configuration)
+            if fitting_problem is None:
+                self.refused(DRAWN, problem, dtype, configuration)
+                hypothesis.reject()
+            if not self.can_run(DRAWN, configuration, fitting_problem, dtype):
                 hypothesis.reject()
             self.worker.kernel = configuration
             outcome = self.run(DRAWN, fitting_problem, dtype, kind, number)
             if kind == "random":
                 hypothesis.target(min(outcome.ratio, 1e6), label="error / bound")
 
-        drawn = {kernel: strategies.problems(kernel.pass_name, tiles=tiles(kernel)) for kernel in self.configurations}
+        known = self.known()
+        drawn = {}
+        for kernel in self.configurations:
+            even = strategies.problems(kernel.pass_name, tiles=tiles(kernel))
+            near = [strategies.neighbours(known, kernel.pass_name)] if known else []
+            drawn[kernel] = st.one_of(*[even] * 4, *near)
         given = hypothesis.given(
             st.sampled_from(self.configurations), st.data(), st.sampled_from(drawn_combinations(self.pairs)), _SEEDS
         )(example)

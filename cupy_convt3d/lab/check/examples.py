@@ -143,6 +143,8 @@ _LONG_LIFE_SHARE = 32  # one example of fuzz in so many is as deep, or has as ma
 MOST_HOST_THREADS = 2**16  # of a larger problem: a wgrad kernel has a block for each weight
 # channels_last are none, input and output, input and weight, weight and output; all are padded.
 _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
+# Seeds other than 0 of which all tensors are contiguous: numbers that are not finite lie elsewhere with each.
+_CONTIGUOUS_SEEDS = (11, 14, 63, 101, 114, 181, 288, 323, 328)
 # What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
 _MODES = {
     "n1_c16to16_i1x1x420_k1_g16": (1,),  # three tiles of a block where channels lie together
@@ -224,6 +226,8 @@ _MODES = {
     "n1_c1to1_i1x1x2000_k1x2x2_s1x2x1": (0,),
     # several blocks of channels, the last not full, of several tiles, volumes and residues of d
     "n2_c10to20_i2x1x560_k2x1x1_s2x1x1_g10": (0, 1),
+    # windows of more channels than are kept for all classes, of which that of the last one begins late
+    "n1_c128to1_i1x7x1_k1x3x20_s1x2x1": (0,),
     # more chunks of channels than a ring of stages has buffers, of weights that are read as vectors, in the smallest tile too
     "n1_c385to8_i1_k1": (0,),
     # the depth split among warps, of volumes that are no whole vectors: one, two and three of 27 voxels, a last chunk of channels that
@@ -296,6 +300,34 @@ def configurations(kernel: Kernel) -> list[Kernel]:
     return found
 
 
+def searched(kernel: Kernel) -> list[Kernel]:
+    """Return the kernel with the smallest value that `[search]` lists of each tunable, and with the largest.
+
+    Where it takes few problems then, values that leave it fewer than half of its edge problems are left out. Configurations that
+    are in `configurations` are not among them.
+    """
+    known = [configuration.tunables for configuration in configurations(kernel)]
+    found: list[Kernel] = []
+    for pick in (min, max):
+        chosen = kernel.replace_tunables(**{name: pick(values) for name, values in kernel.search.items()})
+        if not _takes_half(kernel, chosen):
+            chosen = kernel
+            for name, values in kernel.search.items():
+                changed = chosen.replace_tunables(**{name: pick(values)})
+                chosen = changed if _takes_half(kernel, changed) else chosen
+        if chosen.tunables not in known:
+            known.append(chosen.tunables)
+            found.append(chosen)
+    return found
+
+
+def _takes_half(kernel: Kernel, changed: Kernel) -> bool:
+    def count(one: Kernel) -> int:
+        return sum(fitting(one, problem, kernel.dtypes[0]) is not None for problem in strategies.EDGE_PROBLEMS)
+
+    return 2 * count(changed) >= max(1, count(kernel))
+
+
 def is_forced(kernel: Kernel) -> bool:
     """Return whether it is a configuration for a way that tiny problems do not take: it gets fewer of them than the shipped one."""
     return not kernel.changed_tunables.keys().isdisjoint((*_TILE_TUNABLES, *_LOW_LIMITS, *_HIGH_LIMITS))
@@ -348,6 +380,17 @@ def layouts(kernel: Kernel, dtype: str, refused: Refused = lambda _: None) -> li
         for problem in _fits(kernel, map(Problem.parse, names), dtype, refused):
             found |= dict.fromkeys((problem, seed) for seed in seeds)
     return list(found)
+
+
+def modes(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
+    """Return problems of modes that the kernel can do, each with one seed."""
+    fits = ((fitting(kernel, Problem.parse(name), dtype), seeds[0]) for name, seeds in _MODES.items())
+    return list({fit: (fit, seed) for fit, seed in fits if fit is not None}.values())
+
+
+def spoilt_seed(seed: int, number: int) -> int:
+    """Return a seed of the same layout, if that is the contiguous one, by which numbers that are not finite lie elsewhere."""
+    return seed or _CONTIGUOUS_SEEDS[number % len(_CONTIGUOUS_SEEDS)]
 
 
 def deep(kernel: Kernel, dtype: str, refused: Refused = lambda _: None) -> list[tuple[Problem, int]]:

@@ -10,7 +10,7 @@ from ...problem import Problem
 
 # What a check runs, and may be unable to run, in groups.
 NAMED, TILES, DRAWN = "named problems", "problems of tiles and layouts", "drawn problems"
-CORNERS = "problems at corners of the declaration"
+CORNERS, SEARCHED = "problems at corners of the declaration", "problems of values to search"
 FAR_PROBLEMS, FAR_STRIDES = "far problems", "problems with far strides"
 KIND, SECOND_RUNS = "kinds of tensors", "second runs"
 
