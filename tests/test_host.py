@@ -13,7 +13,7 @@ import pytest
 
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.host import _FLAGS, HostBackend, compiler, sanitizer_environment
-from cupy_convt3d.backends.host_source import rewrite_shared, rewrite_specialized
+from cupy_convt3d.backends.host_source import rewrite_launch_bounds, rewrite_shared, rewrite_specialized
 from cupy_convt3d.errors import BackendError, CompileError, KernelError, LaunchError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.problem import Problem
@@ -139,6 +139,29 @@ def test_a_launch_after_a_failure_is_unharmed() -> None:
     with pytest.raises(LaunchError):
         launch("  if (threadIdx.x < 3) __syncthreads(); else __any_sync(0xffffffffu, 1);", backend=backend)
     np.testing.assert_array_equal(launch(REVERSE, backend=backend), np.arange(64)[::-1])
+
+
+@pytest.mark.parametrize("bounds", ["2 * 16", "FEW ? 32 : 64, 1", "of<32, 2>()"])
+def test_a_block_larger_than_its_launch_bounds_is_refused(bounds: str) -> None:
+    begin = "#define FEW 1\ntemplate <int a, int b>\nconstexpr int of() { return a; }\n__global__ void"
+    right = kernel("output[threadIdx.x] = 0;", block=32).source.replace("__global__ void", f"{begin} __launch_bounds__({bounds})")
+    wrong = right.replace("block = 32", "block = 64")
+    output = np.full(64, np.nan, np.float32)
+    tensors = {name: TensorRef(output.ctypes.data, output.shape, (1,)) for name in ("input", "output")}
+    problem = Problem(1, 1, 1, 4, 1)
+    run(HostBackend(), Kernel.from_source(right, "trial"), problem, "fp32", tensors, lambda name, size: 0)
+    assert (output[:32] == 0).all()
+    with pytest.raises(LaunchError, match=r"launch bounds: a block has 64 threads, and __launch_bounds__ at trial.cu:\d+ allows 32"):
+        run(HostBackend(), Kernel.from_source(wrong, "trial"), problem, "fp32", tensors, lambda name, size: 0)
+
+
+def test_rewriting_of_launch_bounds_keeps_lines_and_leaves_declarations_and_macros() -> None:
+    source = (
+        "#define K __launch_bounds__(1)\nvoid __launch_bounds__(2) g();\n"
+        "// __launch_bounds__(3)\nvoid __launch_bounds__(A,\n 1)\nf(int a)\n{}\n"
+    )
+    expected = source.replace("\n{", "\n{ convt3d_host::keep_launch_bounds(convt3d_number_A, 1);")
+    assert rewrite_launch_bounds(source, ("A",)) == expected
 
 
 def test_too_much_shared_memory() -> None:

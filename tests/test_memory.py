@@ -20,10 +20,15 @@ _GATHER = _GATHER.replace("return moved / stride;", "return moved / stride < siz
 _SHARED = (SPECIMENS / "shared_outside.cu").read_text().replace("partial[63]", "partial[64]")
 _SPACE = _GATHER.replace("[[launch]]", '[workspace]\nspace = "64"\n[[launch]]').replace("float* output,", "float* output, float* space,")
 _SUM, _STORE, _PARTIAL = "float sum = bias", "  output[((1LL * n", "  partial[thread] = sum;"
+_HALVED = _SHARED.replace("partial[64]", "whole[32]").replace(_PARTIAL, f"  float* const partial = whole;\n{_PARTIAL}")
 
 
 def _reads(place: str) -> tuple[str, str]:
     return _SUM, f"float sum = {place} == 12345.0f ? 1.0f : bias"
+
+
+def _index(value: int, array: str) -> str:
+    return rf"out of bounds: index {value} of '{array}', past the end of an array, at planted.cu:\d+ by thread \(\d+, 0, 0\)"
 
 
 def _writes(statement: str) -> tuple[str, str]:
@@ -39,11 +44,19 @@ CASES = {
     "read far outside": (_GATHER, _reads("weight[1 << 28]"), r"out of bounds: read 107\d{7} bytes behind the last page of weight"),
     "write before": (_GATHER, _writes("output[-1] = 3"), r"out of bounds: .*output"),
     "write far outside": (_GATHER, _writes("output[-(1 << 26)] = 3"), r"out of bounds: write \d+ bytes before the first page of output"),
-    "misaligned vector": (_GATHER, _VECTOR, r"misaligned access: .* thread \(0, 0, 0\) of block \(0, 0, 0\)"),
+    "misaligned vector": (_GATHER, _VECTOR, r"misaligned access: .* at planted.cu:\d+ by thread \(0, 0, 0\) of block \(0, 0, 0\)"),
     "workspace behind": (_SPACE, _writes("space[64] = 3"), r"out of bounds: .*(space|workspace)"),
     "workspace index": (_SPACE, _writes("space[static_cast<int>(3u << 30)] = 3"), r"out of bounds: write \d+ bytes before .* of space"),
-    "shared, halved": (_SHARED, ("partial[64]", "partial[32]"), "out of bounds: shared memory was written 0 bytes behind .* partial"),
-    "shared, far": (_SHARED, (_PARTIAL, f"{_PARTIAL} partial[1 << 17] = 1;"), "out of bounds: write beside shared memory"),
+    "shared, halved": (_HALVED, (_PARTIAL, _PARTIAL), "out of bounds: shared memory was written 0 bytes behind .* whole"),
+    "shared, far": (_SHARED, (_PARTIAL, f"{_PARTIAL} (&partial[0])[1 << 17] = 1;"), "out of bounds: write beside shared memory"),
+    "shared, index": (_SHARED, ("partial[64]", "partial[32]"), _index(32, "float \\[32\\]")),
+    "array, read": (_GATHER, (_SUM, "float x[2][3] = {}, sum = x[0][batch + 1]; sum += bias"), _index(3, "float \\[3\\]")),
+    "array, below": (_GATHER, (_SUM, "int x[4] = {}; float sum = x[kernel_d - 2]; sum += bias"), _index(-1, "int \\[4\\]")),
+    "member array": (
+        _GATHER,
+        (_SUM, "struct { int x[4], y; } s = {}; s.x[kernel_d + 3] = 1; float sum = s.y; sum += bias"),
+        _index(4, "int \\[4\\]"),
+    ),
     "dynamic shared": (
         _SHARED.replace("block = 64", "block = 64\nshared_bytes = 128"),
         ("__shared__ float partial[64]", "extern __shared__ float partial[]"),

@@ -33,6 +33,7 @@ BUSY_CELLS = Problem.parse("n2_c20to8_i5x8x12_k3_s2_p1_bias")  # with the input 
 PRODUCT = """/* convt3d
 pass = "fprop"
 dtypes = ["tf32", "bf16"]
+architectures = ["sm_90a"]
 [[launch]]
 grid = 1
 block = 128
@@ -59,6 +60,50 @@ __global__ void product(const scalar_t* input, const scalar_t* weight, scalar_t*
   for (int i = 0; i < 12; ++i) output[(row + i % 4 / 2 * 8) * 24 + i / 4 * 8 + lane % 4 * 2 + i % 2] = to_scalar(d[i]);
 }
 """
+
+
+REGISTERS = """/* convt3d
+pass = "fprop"
+dtypes = ["tf32"]
+architectures = ["sm_90a"]
+[[launch]]
+grid = 1
+block = 384
+*/
+#include "convt3d.cuh"
+#include "convt3d/pipe/pipeline.cuh"
+extern "C" __global__ void __launch_bounds__(384, 1) product(const scalar_t* input, const scalar_t* weight, scalar_t* output) {
+  if (threadIdx.x < 128) give_registers<40>();
+  else take_registers<232>();
+  output[threadIdx.x] = to_scalar(0.0f);
+}
+"""
+
+
+def test_setmaxnreg_gets_no_more_registers_than_the_block_has() -> None:
+    def launched(old: str = "", new: str = "") -> None:
+        assert old in REGISTERS
+        multiplied(REGISTERS.replace(old, new), np.zeros((64, 8)), np.zeros((24, 8)), "tf32")
+
+    launched()
+    says = "setmaxnreg asks for 66560 in all, and the block was launched with 64512, 168 for each of 384 threads"
+    with pytest.raises(LaunchError, match=says):
+        launched("take_registers<232>", "take_registers<240>")
+    with pytest.raises(LaunchError, match="was launched with 49152, 128 for each of 384 threads"):
+        launched("(384, 1)", "(512, 1)")
+    with pytest.raises(LaunchError, match="threads 0 and 96 are of one warpgroup, setmaxnreg has left them 40 and 232 registers"):
+        launched("< 128", "< 96")
+    with pytest.raises(CompileError, match="a multiple of 8 from 24 to 256"):
+        launched("<40>", "<20>")
+
+
+@pytest.mark.parametrize("source", [PRODUCT, REGISTERS], ids=["wgmma", "setmaxnreg"])
+def test_instructions_of_one_architecture_ask_for_its_declaration(source: str) -> None:
+    a, b = np.zeros((64, 8)), np.zeros((24, 8))
+    multiplied(source, a, b, "tf32")
+    says = r"architectures: .* at product.cu:\d+ is only there for a target such as sm_90a, and the kernel is declared for sm_90 and"
+    with pytest.raises(LaunchError, match=says):
+        multiplied(source.replace("sm_90a", "sm_90"), a, b, "tf32")
 
 
 def multiplied(source: str, a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:

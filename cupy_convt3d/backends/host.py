@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from .. import cache, scratch
+from .. import architecture, cache, scratch
 from ..errors import BackendError, CompileError, LaunchError, shown
 from ..includes import headers, tree
 from ..kernel import MAX_THREADS, PlannedLaunch, without_comments
@@ -39,7 +39,8 @@ SANITIZERS = {
     "thread": (("-fsanitize=thread", "-O1"), "libtsan.so"),
 }
 _FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
-_TRAPS = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")  # without a sanitizer's runtime: SIGILL
+# What host/faults.h reports, without a sanitizer's runtime. Short loops are unrolled: then their indices are known to be inside.
+_REPORTS = ("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all", "-DCONVT3D_OWN_REPORTS", "-fpeel-loops")
 _UNOPTIMIZED = ("-O0", "-g0")  # come after the others and win
 _ANY_KERNEL = '#include "convt3d/host/runtime.h"\n'
 # What the kernel's own code calls is optimized all the same, and once: products of the tensor cores take longest. (clang ignores it.)
@@ -110,11 +111,21 @@ def _run_compiler(instance: Instance, *arguments: str) -> subprocess.CompletedPr
     with scratch.directory() as folder, tree(include_directory(), instance.kernel.overlay) as own:
         unit = host_unit(instance, instance.kernel.launches, Path(folder))
         defines = [f"-D{define}" for define in instance.defines]
+        if set(_REPORTS) <= set(arguments):
+            defines += _without_runtime(Path(folder))
         places = [f"-fdebug-prefix-map={folder}={os.getcwd()}"]  # sanitizers complete a relative path
         if own != include_directory():  # a copy's place is no part of the code, nor of what a kernel says
             places.append(f"-fmacro-prefix-map={own}={include_directory()}")
         command = [compiler(), *arguments, *defines, *_include_flags(own), *places, "-x", "c++", "-"]
         return run_compiler(command, unit, str(instance), Path(folder))
+
+
+def _without_runtime(folder: Path) -> list[str]:
+    """Return the flags by which the linker takes no sanitizer's runtime."""
+    if "clang" in _compiler_version(compiler()):
+        return ["-fno-sanitize-link-runtime"]
+    (folder / "libubsan.a").write_bytes(b"!<arch>\n")  # g++ asks for one all the same: it is empty
+    return [f"-L{folder}"]
 
 
 def _include_flags(own: Path) -> list[str]:
@@ -129,7 +140,8 @@ def compile_unit(instance: Instance, output: Path, more_flags: Sequence[str] = (
         BackendError: there is no compiler.
     """
     # Whatever is declared and defined nowhere is the linker's error; a sanitizer's own functions come with its runtime.
-    strict = [] if sys.platform != "linux" or any("-fsanitize" in flag for flag in set(more_flags).difference(_TRAPS)) else ["-Wl,-z,defs"]
+    sanitized = any("-fsanitize" in flag for flag in set(more_flags).difference(_REPORTS))
+    strict = [] if sys.platform != "linux" or sanitized else ["-Wl,-z,defs"]
     done = _run_compiler(instance, *_FLAGS, *more_flags, *strict, "-o", str(output.absolute()))
     if done.returncode != 0:
         raise _compile_error(instance, done.stderr)
@@ -189,7 +201,8 @@ class HostModule(Module):
 
     def _bind(self, instance: Instance) -> None:
         """Find the library's functions; AttributeError if it has them not."""
-        self._library.convt3d_message.restype = ctypes.c_char_p
+        self._library.convt3d_message.restype = self._library.convt3d_own_instruction.restype = ctypes.c_char_p
+        self._targets = instance.kernel.architectures
         self._library.convt3d_argument_sizes.restype = ctypes.c_size_t
         self._library.convt3d_static_shared_bytes.restype = ctypes.c_size_t
         self._launch = self._library.convt3d_launch
@@ -244,6 +257,12 @@ class HostModule(Module):
             left = self._hold_back(None, None, 0) if beside is not None else 0
             if failed:
                 raise LaunchError(f"{self._name}: {self._library.convt3d_message().decode(errors='replace')}")
+            own = self._library.convt3d_own_instruction().decode(errors="replace")
+            if own and not all(target.endswith("a") for target in self._targets):
+                raise LaunchError(
+                    f"{self._name}: architectures: {own} is only there for a target such as sm_90a, and the kernel is declared for "
+                    f"{architecture.described(self._targets)}"
+                )
             if left:
                 raise LaunchError(f"{self._name}: {launch.symbol} has not waited for the launch before it (wait_for_packing)")
 
@@ -296,7 +315,7 @@ class HostBackend(Backend):
     def library(self, instance: Instance) -> Path:
         """Return the path of the compiled library, from the cache where it is there and whole."""
         path = compiler()
-        sanitize = SANITIZERS[self.sanitizer][0] if self.sanitizer else _TRAPS
+        sanitize = SANITIZERS[self.sanitizer][0] if self.sanitizer else _REPORTS
         sanitize = sanitize if self.optimize else (*sanitize, *_UNOPTIMIZED)
         flags = (*_FLAGS, *sanitize)
         prelude = _ANY_KERNEL if self.optimize else _EVERY_KERNELS

@@ -1,7 +1,7 @@
 """What is rewritten of a kernel so that it is C++ and can be checked.
 
-`__shared__` declarations become references into the block's arena, and `SPECIALIZED(macro, value)` has the number that the launch gives
-the macro.
+`__shared__` declarations become references into the block's arena, a function says its launch bounds when it begins, and
+`SPECIALIZED(macro, value)` has the number that the launch gives the macro.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _QUALIFIER = re.compile(r"\b(?:extern|static|volatile|__align__\s*\([^)]*\)|alig
 _SPECIALIZED = re.compile(r"\bSPECIALIZED\s*\(")
 _GPU_ONLY = re.compile(r"^#if defined\(__CUDACC__\)\n(.*?)^#(?:else|elif|endif)", re.MULTILINE | re.DOTALL)
 _HOST_ONLY = re.compile(r"^#if !defined\(__CUDACC__\)\n(.*?)^#(?:else|elif|endif)", re.MULTILINE | re.DOTALL)
+_LAUNCH_BOUNDS = re.compile(r"\b__launch_bounds__\s*\(")
 _NUMBER = "convt3d_number_"  # and the macro's name: the variable that holds its number
 _DECLARATOR = re.compile(r"\s*(?P<name>\w+)\s*(?P<dimensions>(?:\[[^\]]*\]\s*)*)$", re.DOTALL)
 
@@ -64,6 +65,28 @@ def _macro(match: re.Match[str], where: str) -> str:
     return " ".join(macros)
 
 
+def rewrite_launch_bounds(source: str, macros: Collection[str]) -> str:
+    """Return the source where each function with `__launch_bounds__` begins with them, those of `macros` as the launch's numbers."""
+    blanked = without_comments(source)
+    pieces, end = [], 0
+    for match in _LAUNCH_BOUNDS.finditer(blanked):
+        close, _ = _arguments(blanked, match.end())
+        body = re.compile(r"[^;{}]*\{").match(blanked, close)
+        line = blanked[blanked.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if body is None or line.lstrip().startswith("#"):  # a declaration, or a macro for one
+            continue
+        bounds = " ".join(blanked[match.end() : close].split())
+        if macros:
+            bounds = _word_of(macros).sub(rf"{_NUMBER}\1", bounds)
+        pieces += [source[end : body.end()], f" convt3d_host::keep_launch_bounds({bounds});"]
+        end = body.end()
+    return "".join(pieces) + source[end:]
+
+
+def _word_of(macros: Collection[str]) -> re.Pattern[str]:
+    return re.compile(rf"\b({'|'.join(map(re.escape, macros))})\b")
+
+
 def rewrite_specialized(source: str, macros: Collection[str], file_name: str) -> str:
     """Return the source with each `SPECIALIZED(macro, value)` in which one of `macros` stands replaced, lines kept.
 
@@ -75,7 +98,7 @@ def rewrite_specialized(source: str, macros: Collection[str], file_name: str) ->
     """
     if not macros:
         return source
-    word = re.compile(rf"\b({'|'.join(map(re.escape, macros))})\b")
+    word = _word_of(macros)
     blanked = without_comments(source)
     pieces, end = [], 0
     for match in _SPECIALIZED.finditer(blanked):
@@ -173,7 +196,8 @@ def host_unit(instance: Instance, launches: tuple[Launch, ...], folder: Path) ->
 
     def rewritten(text: str, file: Path, name: str) -> str:
         text = kernel.including(text, file, lambda header: str(copies[header]))
-        return f'#line 1 "{name}"\n{rewrite_specialized(rewrite_shared(text, name), macros, name)}\n'
+        text = rewrite_launch_bounds(rewrite_shared(text, name), macros)
+        return f'#line 1 "{name}"\n{rewrite_specialized(text, macros, name)}\n'
 
     for header, copy in copies.items():
         text = kernel.headers[header]

@@ -28,8 +28,8 @@ _TICK_S = 0.05  # how often a silent process is looked at
 _END_LIMIT_S = 2.0  # from the end of its talk to its own: a sanitizer writes its report
 # What the host's runtime prints before it ends, see host/faults.h.
 _FAULT = re.compile(
-    r"convt3d fault: (?P<what>read|write|access|misaligned access|stack overflow)(?P<shared> beside shared memory)? "
-    r"at (?P<address>0x[0-9a-f]{1,16}) "
+    r"convt3d fault: (?P<what>read|write|access|misaligned access|stack overflow|index (?P<index>-?\d{1,20} of [^\n]{1,310}?))"
+    r"(?P<shared> beside shared memory)?(?: at (?P<address>0x[0-9a-f]{1,16}))?(?: at (?P<place>[^\n]{1,410}?:\d{1,9}))? "
     r"by (?P<who>thread \([\d, ]{7,40}\) of block \([\d, ]{7,40}\))"
 )
 _LOG_BYTES = 1 << 16  # that are kept of the beginning of what it prints, and as many of the end
@@ -261,8 +261,11 @@ class Child(Executor):
             fault = _FAULT.search(log)
             if fault is None:
                 return ended
-            if fault["what"] == "misaligned access":
-                return f"misaligned access: an address is no multiple of what its type asks for, by {fault['who']}; {ended}"
+            if fault["place"]:
+                what = "misaligned access: an address is no multiple of what its type asks for"
+                if fault["index"]:
+                    what = f"out of bounds: index {printable(fault['index'], 330)}, past the end of an array"
+                return f"{what}, at {printable(fault['place'], 420)} by {fault['who']}; {ended}"
             near = fault["shared"] or self._arena.neighbour(int(fault["address"], 16), self._slots)
             if near is None or fault["what"] == "stack overflow":
                 return f"{ended} ({fault['what']} at {fault['address']}, by {fault['who']})"

@@ -88,9 +88,12 @@ struct Launch {
   char* dynamic;
   // What a block does that uses more than barriers, where it begins and where it has ended: bulk copies, bulk stores, products; its view.
   void (*at_begin[2])();
-  void (*at_end[3])();
+  void (*at_end[4])();
   unsigned block_serial;  // counts blocks run, so that what one leaves unfinished is not taken for the next one's
   unsigned generation;    // counts launches, so that shared variables are placed anew in each
+
+  unsigned most_threads, least_blocks;  // __launch_bounds__ of the function; no threads: it has none
+  char own_instruction[500];            // of one architecture alone, that was used, and where
 
   const char *held_begin, *held_end;  // what the launch before this one fills, while that may still run; null: nothing
   uint64_t random;                    // 0: natural order
@@ -369,6 +372,22 @@ CONVT3D_RUNTIME inline unsigned active_mask(Site site) {
   const Index3 index = current->index;
   describe_failure("thread (%u, %u, %u): %s at %s:%d", index.x, index.y, index.z, why, file, line);
   abandon_block();
+}
+
+// What a function with __launch_bounds__ begins with. A GPU refuses such a launch.
+CONVT3D_RUNTIME inline void keep_launch_bounds(unsigned threads, unsigned blocks = 1, unsigned = 1,
+                                               const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  state.most_threads = threads;
+  state.least_blocks = blocks;
+  if (state.count <= threads) return;
+  describe_failure("launch bounds: a block has %u threads, and __launch_bounds__ at %s:%d allows %u: a GPU refuses the launch",
+                   state.count, file, line, threads);
+  abandon_block();
+}
+
+CONVT3D_RUNTIME inline void use_own_instruction(Site site) {
+  if (state.own_instruction[0] != 0) return;
+  snprintf(state.own_instruction, sizeof state.own_instruction, "%s at %s:%d", site.what, site.file, site.line);
 }
 
 // A copy from what the launch before fills, by a thread that cannot know that this has ended.

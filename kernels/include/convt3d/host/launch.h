@@ -68,6 +68,7 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
                                     void** arguments, uint64_t seed, uint64_t first, uint64_t blocks) {
   state.failed = false;
   state.random = seed;
+  state.most_threads = 0;
   state.invoke = entry.invoke;
   state.arguments = arguments;
   state.grid = gridDim = {grid[0], grid[1], grid[2]};
@@ -108,6 +109,7 @@ CONVT3D_RUNTIME inline int run_grid(const Entry& entry, const unsigned* grid, co
       sizes[i] = convt3d_entries[kernel].sizes[i];                                                                           \
     return convt3d_entries[kernel].count;                                                                                    \
   }                                                                                                                          \
+  CONVT3D_EXPORTED const char* convt3d_own_instruction() { return convt3d_host::state.own_instruction; }                     \
   CONVT3D_EXPORTED const char* convt3d_message() { return convt3d_host::state.message; }                                     \
   CONVT3D_EXPORTED CONVT3D_RUNTIME void convt3d_report_faults() { convt3d_host::report_faults(); }                           \
   CONVT3D_EXPORTED CONVT3D_RUNTIME void convt3d_release() { convt3d_host::release_fibers(); }                                \

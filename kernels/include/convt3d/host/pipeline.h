@@ -250,7 +250,54 @@ inline void fence_async() {
   convt3d_host::fence_barriers();
   convt3d_host::show_stores();
 }
+
+namespace convt3d_host {
+
+// What setmaxnreg has left a thread.
+struct OwnRegisters {
+  unsigned block_serial, count;
+};
+inline OwnRegisters own_registers[max_threads];
+
+// All warps of a warpgroup execute the same setmaxnreg, and it waits until the block's pool has as many registers (PTX ISA,
+// "setmaxnreg"). The pool is what the block was launched with: as many a thread as launch bounds leave it of the 65536.
+CONVT3D_RUNTIME inline void require_registers() {
+  if (state.most_threads == 0) return;  // ptxas ignores setmaxnreg
+  const unsigned blocks = state.least_blocks == 0 ? 1 : state.least_blocks,
+                 fair = 65536 / (state.most_threads * blocks) / 8 * 8;
+  const unsigned launched = fair < 256 ? fair : 256;
+  unsigned held = 0;
+  for (unsigned i = 0; i < state.count; ++i) {
+    const auto count = [&](const OwnRegisters& own) { return own.block_serial == state.block_serial ? own.count : launched; };
+    held += count(own_registers[i]);
+    if (count(own_registers[i]) == count(own_registers[i / 128 * 128])) continue;
+    describe_failure("registers: threads %u and %u are of one warpgroup, setmaxnreg has left them %u and %u registers",
+                     i / 128 * 128, i, count(own_registers[i / 128 * 128]), count(own_registers[i]));
+    return;
+  }
+  if (held <= launched * state.count) return;
+  describe_failure(
+      "registers: setmaxnreg asks for %u in all, and the block was launched with %u, %u for each of %u threads: a GPU waits "
+      "for "
+      "ever",
+      held, launched * state.count, launched, state.count);
+}
+
 template <int registers>
-inline void give_registers() {}
+CONVT3D_RUNTIME void set_registers(Site site) {
+  static_assert(registers >= 24 && registers <= 256 && registers % 8 == 0, "setmaxnreg takes a multiple of 8 from 24 to 256");
+  use_own_instruction(site);
+  own_registers[current - state.threads] = {state.block_serial, registers};
+  state.at_end[3] = require_registers;
+}
+
+}  // namespace convt3d_host
+
 template <int registers>
-inline void take_registers() {}
+inline void give_registers(CONVT3D_HERE) {
+  convt3d_host::set_registers<registers>({file, line, "give_registers"});
+}
+template <int registers>
+inline void take_registers(CONVT3D_HERE) {
+  convt3d_host::set_registers<registers>({file, line, "take_registers"});
+}

@@ -301,6 +301,7 @@ CONVT3D_RUNTIME inline void require_landed(unsigned descriptor, size_t row_step,
 // Take a place in the queue.
 CONVT3D_RUNTIME inline PendingProduct& queue_product(float* d, unsigned a, unsigned b, bool accumulate, int columns,
                                                      unsigned row_step, const unsigned* registers, Site site) {
+  use_own_instruction(site);
   ProductQueue& queue = product_queue();
   const unsigned number = static_cast<unsigned>(current - state.threads);
   if (number % warp_threads == 0) {  // for all lanes: whichever of them waits, the warp does
