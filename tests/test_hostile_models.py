@@ -90,6 +90,7 @@ def examine(path: Path, device: str, supervisor: kernelbench.Supervisor) -> kern
     found = kernelbench.examine(reference, candidate, time_limit_s=limit_s, device=device, supervisor=supervisor)
     assert verdict in ([finding.kind for finding in found.findings] or ["passed"]), str(found)
     assert all(c.isprintable() or c == "\n" for c in str(found))
+    assert all(line.startswith("  ") for line in str(found).splitlines()[1:])
     assert all(len(finding.detail) < 4000 for finding in found.findings)
     assert set(found.times_ms) == ({"Model", "ModelNew"} if found.passed else set())
     if of_time == "20 ms":
@@ -122,21 +123,30 @@ def test_the_verdict_on_a_gpu(name: str, supervisor: kernelbench.Supervisor) -> 
     examine(FOLDER / f"model_{name}.py", "cuda", supervisor)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_values_do_not_tell_is_noted(supervisor: kernelbench.Supervisor) -> None:
+    found = examine(FOLDER / "model_honest_constant.py", "cpu", supervisor)
+    assert any("the same in all timed calls" in note for note in found.notes)
+    found = examine(FOLDER / "model_honest_sorted_lengths.py", "cpu", supervisor)
+    assert any("fresh integers the file's:" in note for note in found.notes)
+
+
+def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:
     """Exit codes and one line for each finding, of several files in one run."""
     files = [str(FOLDER / f"model_{name}.py") for name in ("reference", "exit_at_import", "control_characters")]
     assert main(["kernelbench", *files]) == 1
-    printed = capsys.readouterr().out
+    printed, warned = capfd.readouterr()
+    assert not warned
     assert "model_exit_at_import.py: FAILED\n  crash: ModelNew: exit code 0 while importing the file\n" in printed
     assert r"error: ModelNew while comparing on the file's inputs: ValueError: \x1b[2J\x1b]0;passed\x07 passed" in printed
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "nan", "inf", "soon"])
+@pytest.mark.parametrize("limit", ["0", "-1", "nan", "inf", "soon", "1e30"])
 def test_a_time_limit_is_positive_and_finite(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        main(["kernelbench", "--time-limit", limit, str(REFERENCE)])
-    assert refused.value.code == 2
-    assert "--time-limit" in capsys.readouterr().err
+    if limit != "1e30":
+        with pytest.raises(SystemExit) as refused:
+            main(["kernelbench", "--time-limit", limit, str(REFERENCE)])
+        assert refused.value.code == 2
+        assert "--time-limit" in capsys.readouterr().err
     if limit != "soon":
         with pytest.raises(KernelError, match="must be a positive finite number"):
             kernelbench.examine(REFERENCE, REFERENCE, time_limit_s=float(limit))

@@ -191,6 +191,20 @@ def test_files_that_cannot_be_examined(tmp_path: Path, monkeypatch: pytest.Monke
             kernelbench.examine(builds, builds)
 
 
+def test_a_warning_of_the_parser_is_not_printed(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    path = write(tmp_path, MODEL + NEW + 'x = "\\\x1b"\n', "warns.py")
+    assert kernelbench.pair([path]) == [(path, path)]
+    assert not recwarn.list
+
+
+def test_a_ratio_beside_much_handing_over() -> None:
+    def spelled(handing_ms: float) -> str:
+        return str(kernelbench.Verdict(Path("f.py"), times_ms={"Model": 3.0, "ModelNew": 1.0}, handing_ms=handing_ms))
+
+    assert "3.00x (" in spelled(0.4)
+    assert "3.00x, 2.00x with the 1.000 ms of handing over (" in spelled(1.0)
+
+
 # The seven example files
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples" / "kernelbench").glob("*.py"))

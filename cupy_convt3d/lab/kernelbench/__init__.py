@@ -11,6 +11,7 @@ import ast
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from ...errors import BackendError, KernelError, printable
 from .processes import Supervisor
 
 TIME_LIMIT_S = 600.0
+MOST_TIME_S = 1e6  # what the system's calls take
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Verdict:
         findings: none means that it passed.
         notes: what is worth knowing and no failure.
         times_ms: medians of `Model` and `ModelNew`, each call on values of its own; empty where the candidate is wrong.
+        handing_ms: what handing the tensors over takes, which is not in these.
         calls: how many of each were timed.
         fuzzed: how many other problems were drawn for it.
     """
@@ -49,6 +52,7 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     times_ms: dict[str, float] = field(default_factory=dict)
+    handing_ms: float = 0.0
     device: str = ""
     calls: int = 0
     fuzzed: int = 0
@@ -59,13 +63,15 @@ class Verdict:
 
     def __str__(self) -> str:
         lines = [f"{self.candidate}: {'passed' if self.passed else 'FAILED'}"]
-        lines += [f"  {finding}" for finding in self.findings]
-        lines += [f"  note: {note}" for note in self.notes]
+        lines += [f"  {finding}".replace("\n", "\n    ") for finding in self.findings]
+        lines += [f"  note: {note}".replace("\n", "\n    ") for note in self.notes]
         if self.fuzzed:
             lines.append(f"  {self.fuzzed} other problems drawn")
         if self.times_ms:
-            reference, candidate = self.times_ms["Model"], self.times_ms["ModelNew"]
+            reference, candidate, handing = self.times_ms["Model"], self.times_ms["ModelNew"], self.handing_ms
             ratio = f", {reference / candidate:.2f}x" if candidate else ""
+            if handing > (candidate + handing) / 3:
+                ratio += f", {(reference + handing) / (candidate + handing):.2f}x with the {handing:.3f} ms of handing over"
             lines.append(
                 f"  Model {reference:.3f} ms, ModelNew {candidate:.3f} ms{ratio} "
                 f"(medians of {self.calls} calls, each on new values, {self.device})"
@@ -101,7 +107,9 @@ def _classes(path: Path) -> set[str]:
     try:
         if path.exists() and not path.is_file():
             raise OSError("not a regular file")
-        tree = ast.parse(path.read_bytes(), str(path))  # bytes: a byte order mark and a declared encoding count
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(path.read_bytes(), str(path))  # bytes: a byte order mark and a declared encoding count
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise KernelError(printable(f"{path}: cannot be read: {error}")) from None
     return {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
@@ -126,11 +134,11 @@ def examine(
         supervisor: starts the children; one may serve many examinations. None: one for this.
 
     Raises:
-        KernelError: the time limit is no positive finite number, or the file builds with nvcc, and there is none.
+        KernelError: the time limit is no positive finite number, or larger than a million, or the file builds with nvcc, and there is none.
         BackendError: PyTorch is missing, or the system is not Linux.
     """
-    if not (0 < time_limit_s < float("inf")):
-        raise KernelError(f"time_limit_s is {time_limit_s}; must be a positive finite number")
+    if not (0 < time_limit_s <= MOST_TIME_S):
+        raise KernelError(f"time_limit_s is {time_limit_s}; must be a positive finite number of at most {MOST_TIME_S:g}")
     _require_nvcc(candidate)
     if supervisor is None:
         with Supervisor() as own:
@@ -156,6 +164,10 @@ def examine(
             search(match, fuzz, seed)
     except Wrong as wrong:
         report.find(wrong)
+    except (KernelError, BackendError):
+        raise
+    except Exception as error:  # what this file did to the judge; other files are examined
+        report.find(Wrong("error", f"the judge while {report.doing}: {printable(f'{type(error).__name__}: {error}', 600)}"))
     finally:
         supervisor.clear()
         match.close()
@@ -164,7 +176,9 @@ def examine(
         Finding(kind, f"not done after {time_limit_s:g} s; {detail}" if kind == "hang" else detail) for kind, detail in report.findings
     )
     times = {} if findings else report.times_ms
-    return Verdict(candidate, findings, tuple(report.notes), times, name if times else "", report.calls, report.fuzzed)
+    return Verdict(
+        candidate, findings, tuple(report.notes), times, report.handing_ms, name if times else "", report.calls, report.fuzzed
+    )
 
 
 def _torch() -> Any:

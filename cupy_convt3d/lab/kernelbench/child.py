@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib.machinery
 import inspect
 import symtable
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ...errors import printable
 from .channel import Channel, Gone, Message
 from .memory import flatten, map_region, size_of, store, unflatten
 
@@ -49,7 +51,7 @@ def _attempt(subject: Subject, channel: Channel, do: str, request: Message) -> M
         return getattr(subject, f"do_{do}")(**request)  # type: ignore[no-any-return]
     except Exception as error:
         traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        return {"error": f"{printable(type(error).__name__, 100)}: {printable(' '.join(str(error).split()), 500)}"}
 
 
 class Subject:
@@ -162,26 +164,100 @@ def load(path: str, name: str, only: Set[str] | None = None) -> ModuleType:
     folder = str(Path(path).parent)
     if folder not in sys.path:
         sys.path.append(folder)  # at the end: no file beside it takes the place of a module of ours
+    own = importlib.machinery.PathFinder.find_spec(Path(path).stem)
+    if only is not None and own is not None and own.origin is not None and Path(own.origin).resolve() == Path(path).resolve():
+        sys.modules[Path(path).stem] = None  # type: ignore[assignment]  # the rest of the file would run too
     exec(compile(tree, path, "exec"), module.__dict__)
     return module
 
 
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+
+
 def _needed(body: list[ast.stmt], names: Set[str]) -> list[ast.stmt]:
-    bound = [_bound(statement) for statement in body]
-    defined = {statement.name for statement in body if isinstance(statement, (ast.ClassDef, ast.FunctionDef))}
+    """Return the imports, definitions and assignments that give these names a value, and those that they name in turn."""
+    body = _split(body)
+    defined = {statement.name for statement in body if isinstance(statement, _DEFINITIONS)}
+    parts = {id(part): (part, around) for part, around in _parts(body) if _is_plain(part)}
+    bound = {key: _bound(part) - (set() if isinstance(part, _DEFINITIONS) else defined) for key, (part, _) in parts.items()}
     wanted, kept = set(names), set()
-    while True:
-        more = {
-            index
-            for index, statement in enumerate(body)
-            if index not in kept
-            and ("*" in bound[index] or wanted & bound[index] - (set() if hasattr(statement, "name") else defined))
-        }
-        if not more:
-            return [statement for index, statement in enumerate(body) if index in kept]
+    while more := {key for key in parts if key not in kept and ("*" in bound[key] or wanted & bound[key])}:
         kept |= more
-        for index in more:
-            wanted |= _globals(symtable.symtable(ast.unparse(body[index]), "<statement>", "exec"))
+        for part, around in map(parts.__getitem__, more):
+            wanted |= _globals(symtable.symtable(ast.unparse(part), "<statement>", "exec"))
+            wanted |= {node.id for one in around for node in _heading(one) if isinstance(node, ast.Name)}
+    return _only(body, kept)
+
+
+def _split(block: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements, their imports one name at a time."""
+    found: list[ast.stmt] = []
+    for statement in block:
+        if isinstance(statement, _IMPORTS):
+            for alias in statement.names:
+                one = copy.copy(statement)
+                one.names = [alias]
+                found.append(one)
+            continue
+        for field, inner in _blocks(statement):
+            setattr(statement, field, _split(inner))
+        found.append(statement)
+    return found
+
+
+def _blocks(node: ast.AST) -> list[tuple[str, list[Any]]]:
+    """Return the statements in an if, a with or a try, and its handlers."""
+    if not isinstance(node, (ast.If, ast.With, ast.Try, ast.ExceptHandler)):
+        return []
+    return [(field, getattr(node, field)) for field in ("body", "handlers", "orelse", "finalbody") if getattr(node, field, None)]
+
+
+def _parts(block: list[Any], around: tuple[ast.AST, ...] = ()) -> Iterator[tuple[ast.stmt, tuple[ast.AST, ...]]]:
+    """Yield the statements that can be kept without those beside them, each with what it is in."""
+    for node in block:
+        inner = _blocks(node)
+        if not inner:
+            yield node, around
+        for _, statements in inner:
+            yield from _parts(statements, (*around, node))
+
+
+def _heading(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is in a compound statement but not in its blocks."""
+    for field, value in ast.iter_fields(node):
+        if field not in ("body", "orelse", "finalbody"):
+            for one in value if isinstance(value, list) else [value]:
+                yield from _heading(one) if isinstance(one, ast.ExceptHandler) else ast.walk(one) if isinstance(one, ast.AST) else ()
+
+
+def _is_plain(statement: ast.stmt) -> bool:
+    """Whether it only gives names of the module a value."""
+    if isinstance(statement, (ast.For, ast.While)):
+        inner = [*statement.body, *statement.orelse]
+        return all(_is_plain(one) or isinstance(one, (ast.Pass, ast.Break, ast.Continue)) for one in inner)
+    if isinstance(statement, _ASSIGNMENTS):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return not any(isinstance(node, (ast.Attribute, ast.Subscript)) for target in targets for node in ast.walk(target))
+    return isinstance(statement, (*_DEFINITIONS, *_IMPORTS)) or type(statement).__name__ == "TypeAlias"  # which Python 3.12 brought
+
+
+def _only(block: list[Any], kept: Set[int]) -> list[Any]:
+    """Return the statements whose parts are kept, without the others."""
+    found = []
+    for node in block:
+        if id(node) in kept:
+            found.append(node)
+        elif any(id(part) in kept for part, _ in _parts([node]) if _blocks(node)):
+            for field, inner in _blocks(node):
+                left = _only(inner, kept)
+                setattr(node, field, left or [ast.copy_location(ast.Pass(), node)])
+            found.append(node)
+        elif isinstance(node, ast.ExceptHandler):
+            node.body = [ast.copy_location(ast.Pass(), node)]
+            found.append(node)
+    return found
 
 
 def _globals(table: symtable.SymbolTable) -> set[str]:
@@ -194,12 +270,12 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
 def _bound(statement: ast.stmt) -> set[str]:
     """Return the names that a statement of a module gives a value; "*" if that cannot be told."""
     names: set[str] = set()
-    for node in [statement] if isinstance(statement, (ast.ClassDef, ast.FunctionDef)) else ast.walk(statement):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+    for node in [statement] if isinstance(statement, _DEFINITIONS) else ast.walk(statement):
+        if isinstance(node, _DEFINITIONS):
             names.add(node.name)
         elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
             names.add("*")
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        elif isinstance(node, _IMPORTS):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)

@@ -133,7 +133,8 @@ def _node(value: Any, tensors: list[torch.Tensor]) -> Tree:
     if isinstance(value, (list, tuple)):
         return {"type": "tuple" if isinstance(value, tuple) else "list", "items": [_node(item, tensors) for item in value]}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"type": "dict", "items": {key: _node(item, tensors) for key, item in value.items()}}
+        nodes = {key: _node(value[key], tensors) for key in sorted(value)}
+        return {"type": "dict", "items": {key: nodes[key] for key in value}}
     raise TypeError(f"a {type(value).__name__} cannot be handed to another process")
 
 
@@ -142,7 +143,7 @@ def leaves(tree: Tree, name: str = "") -> list[tuple[str, Tree]]:
     if "at" in tree:
         return [(name, tree)]
     items = tree.get("items", [])
-    pairs = items.items() if isinstance(items, dict) else enumerate(items)
+    pairs = sorted(items.items()) if isinstance(items, dict) else enumerate(items)  # whatever order a model makes them in
     return [leaf for key, item in pairs for leaf in leaves(item, f"{name}[{key!r}]")]
 
 

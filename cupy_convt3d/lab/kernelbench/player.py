@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...errors import printable
 from .channel import Broken, Gone, Late, Message
 from .memory import Region, Tree, leaves, size_of, view
 from .processes import Child, Supervisor
@@ -90,9 +91,9 @@ class Player:
     def _answer(self, number: int) -> Message:
         reply = self._child.channel.receive(self._deadline)
         if reply.get("number") != number:
-            raise Broken(f"answer {str(reply.get('number'))[:20]} to question {number}")
+            raise Broken(f"answer {printable(str(reply.get('number')), 20)} to question {number}")
         if "error" in reply:
-            raise Wrong("error", f"{self.name} while {self._doing()}: {str(reply['error'])[:600]}")
+            raise Wrong("error", f"{self.name} while {self._doing()}: {printable(str(reply['error']), 600)}")
         return reply
 
     def _lost(self, error: Exception) -> Wrong:
@@ -102,7 +103,7 @@ class Player:
         if isinstance(error, Broken):
             return Wrong("crash", f"{self.name} breaks the talk with the judge while {self._doing()}: {error}", fatal=True)
         how = self._supervisor.status(self._child)
-        log = "\n    ".join(["", *self._child.channel.drain().strip().splitlines()[-8:]])
+        log = "\n".join(["", *(printable(line, 400) for line in self._child.channel.drain().strip().splitlines()[-8:])])
         return Wrong("crash", f"{self.name}: {how} while {self._doing()}{log}", fatal=True)
 
     def map(self, name: str, size: int) -> None:

@@ -133,7 +133,7 @@ class Supervisor:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))}
         self._folder = tempfile.mkdtemp(prefix=f"convt3d-kernelbench-{os.getpid()}-")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()}, {os.getpid()})"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -241,7 +241,3 @@ def main(descriptor: int, judge: int) -> None:
     children.clear()
     shutil.rmtree(os.getcwd(), ignore_errors=True)
     os._exit(0)  # torch takes long to be unloaded
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
