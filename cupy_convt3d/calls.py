@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import records, registry
 from .dtypes import DTYPES
-from .errors import DataError, ProblemError
+from .errors import DataError, ProblemError, shown
 from .files import write_whole
 from .problem import LAYOUTS, PASSES, Problem
 
@@ -51,8 +51,10 @@ def recorded_calls(path: str | os.PathLike[str]) -> Iterator[None]:
     Gradients are among them where they are asked for. `convt3d compile FILE.json` then compiles what these calls take.
 
     Raises:
+        DataError: `path` can be no file's; said at once.
         OSError: the file cannot be written.
     """
+    target = _target(path)
     calls: dict[Call, None] = {}
     _recordings.append(calls)
     registry.revise()  # a plan that was kept would be used and nothing said
@@ -61,7 +63,17 @@ def recorded_calls(path: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         _recordings.remove(calls)
     lines = [json.dumps(asdict(call), separators=(",", ":")) for call in calls]
-    write_whole(Path(path), f'{{"format": {FORMAT}, "calls": [\n' + ",\n".join(lines) + "\n]}\n")
+    write_whole(target, f'{{"format": {FORMAT}, "calls": [\n' + ",\n".join(lines) + "\n]}\n")
+
+
+def _target(path: object) -> Path:
+    try:
+        target = Path(os.fsdecode(os.fsencode(path)))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # no path, or half a character
+        raise DataError(f"path={shown(path)}: must be the path of a file") from None
+    if not target.name or target.is_dir() or not target.parent.is_dir():
+        raise DataError(f"path={shown(path)}: must be the path of a file in a folder that is there")
+    return target
 
 
 def read(path: Path) -> list[Call]:

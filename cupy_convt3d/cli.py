@@ -20,7 +20,7 @@ from .dtypes import DTYPES
 from .errors import BackendError, DataError, KernelError, ProblemError, printable, require
 from .kernel import Kernel
 from .lab.progress import progress_bar
-from .limits import cores
+from .limits import MOST_SECONDS, cores
 from .problem import LAYOUTS, PASSES, Problem
 from .tuning import Question, measured
 
@@ -47,11 +47,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PASSED
     except (KernelError, BackendError, ProblemError, DataError, OSError) as error:  # OSError: a file cannot be read or written
-        print(f"convt3d: error: {printable(str(error))}", file=sys.stderr)
+        print(f"convt3d: error: {printable(_gone() or str(error))}", file=sys.stderr)
         return _USAGE
     except KeyboardInterrupt:
         print("convt3d: interrupted", file=sys.stderr)
         return 128 + (received or [signal.SIGINT])[0]
+
+
+def _gone() -> str | None:
+    """Return what is said where the working directory was deleted; None where it is there."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working directory is not there any more; change to another one"
+    return None
 
 
 @contextmanager
@@ -112,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--count", type=_positive_count, default=COUNT, help=f"layers of the population (default {COUNT})")
     check.add_argument("--kind", action="append", choices=_KINDS, help="default: all")
     check.add_argument("--tunable", action="append", type=_tunable, metavar="NAME=VALUE", help="in place of the source's default")
-    check.add_argument("--time-limit", type=_positive, default=10.0, metavar="S", help=_TIME_LIMIT)
+    check.add_argument("--time-limit", type=_seconds, default=10.0, metavar="S", help=_TIME_LIMIT)
     check.add_argument("--in-process", action="store_true", help="no child process, for compute-sanitizer, ncu or a debugger")
     _add_sandbox(check)
     check.set_defaults(command=_check)
@@ -122,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     fuzz.add_argument("--backend", choices=("cuda", "host"), help="default: cuda where there is a GPU")
     fuzz.add_argument("--minutes", type=_positive, help="stop after so long; default: at Ctrl-C")
     fuzz.add_argument("--examples", type=_count, help="stop after so many")
-    fuzz.add_argument("--time-limit", type=_positive, default=10.0, metavar="S", help=_TIME_LIMIT)
+    fuzz.add_argument("--time-limit", type=_seconds, default=10.0, metavar="S", help=_TIME_LIMIT)
     fuzz.add_argument("--workers", type=_positive_count, help="child processes; default: one to a core, one on a GPU")
     fuzz.add_argument("--sanitize", choices=("address", "undefined", "thread"), help="host backend only")
     fuzz.add_argument(
@@ -148,13 +157,13 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(command=_info)
 
     report = commands.add_parser("report", help="check, run and time every kernel, and write a report")
-    report.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="where to write it (default: report)")
+    report.add_argument("--out", type=_folder, default=Path("report"), metavar="DIR", help="where to write it (default: report)")
     report.set_defaults(command=_report)
 
     bench = commands.add_parser("bench", help="time kernels against cuDNN on named problems, and write JSON")
     _add_measured(bench)
     bench.add_argument("--against", type=_names, metavar="RIVAL,...", help="cudnn, torch (its own CUDA kernels); '': none")
-    bench.add_argument("--out", type=Path, metavar="FILE.json", help="of the results; until they are complete FILE.json.partial")
+    bench.add_argument("--out", type=_file, metavar="FILE.json", help="of the results; until they are complete FILE.json.partial")
     bench.add_argument("--calls", action="store_true", help="time calls on torch tensors as a user makes them, as --suite population does")
     bench.add_argument("--minutes", type=_positive, help="of calls: begin nothing new after so long; the same command goes on")
     bench.add_argument("--regret", type=_count, default=0, metavar="K", help="of calls: search all kernels for the first K layers")
@@ -169,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="time the defaults and what is known of other devices and layouts, search nothing (--again searches later)",
     )
-    tune.add_argument("--out", type=Path, metavar="FILE.json", help="the database (default: your own, where 'auto' looks)")
+    tune.add_argument("--out", type=_file, metavar="FILE.json", help="the database (default: your own, where 'auto' looks)")
     tune.add_argument(
         "--carry-on",
         metavar="REVISION",
@@ -207,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     kernelbench.add_argument("files", nargs="+", type=Path, metavar="FILE", help="with Model, ModelNew, get_inputs, get_init_inputs")
     kernelbench.add_argument("--fuzz", type=_count, nargs="?", const=200, default=0, metavar="N", help="draw N other problems (200)")
     kernelbench.add_argument("--seed", type=_count, default=0, help="of the fresh inputs and the draws (default 0)")
-    kernelbench.add_argument("--time-limit", type=_finite, default=600.0, metavar="S", help="seconds for each file (default 600)")
+    kernelbench.add_argument("--time-limit", type=_seconds, default=600.0, metavar="S", help="seconds for each file (default 600)")
     kernelbench.set_defaults(command=_kernelbench)
     return parser
 
@@ -234,7 +243,9 @@ def _add_measured(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(text: str) -> list[str]:
-    return list(dict.fromkeys(name for name in text.split(",") if name))
+    if not (names := list(dict.fromkeys(name for name in text.split(",") if name))):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be at least one name")
+    return names
 
 
 def _count(text: str) -> int:
@@ -263,10 +274,27 @@ def _positive(text: str) -> float:
     return number
 
 
-def _finite(text: str) -> float:
-    if (number := _positive(text)) == float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be finite")
+def _seconds(text: str) -> float:
+    if (number := _positive(text)) > MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text}: must be at most {MOST_SECONDS} seconds")
     return number
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.name or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be the name of a file")
+    _folder(str(path.parent))
+    return path
+
+
+def _folder(text: str) -> Path:
+    """Return the path of a folder that is there or can be made."""
+    path = Path(text)
+    there = next((one for one in (path, *path.parents) if one.exists()), path)
+    if not text or not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be the name of a folder")
+    return path
 
 
 def _problem(text: str) -> Problem:
@@ -577,7 +605,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         print(f"Written: {options.keep}")
     found = calibrate(sweeps, kernels, path, library=not named)
     cases = len(found.library.questions)
-    print(f"{found.card.device}: {len(found.kernels)} instances of kernels, torch's operator in {cases} cases. Held out:")
+    print(f"{printable(found.card.device)}: {len(found.kernels)} instances of kernels, torch's operator in {cases} cases. Held out:")
     for one in held_out(joined(sweeps), kernels, found):
         print(line(one))
     print(f"Written: {path}")

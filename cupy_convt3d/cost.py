@@ -577,7 +577,7 @@ def _rounded(value: object) -> object:
 def _card_costs(value: object, where: str) -> CardCosts:
     """Return a card's costs with every field of its type and in its range; raises DataError for any other."""
     found = records.make(CardCosts, value, where)
-    _check_card(found.card, f"{where}: card")
+    check_card(found.card, f"{where}: card")
     for number, one in enumerate(found.kernels):
         place = f"{where}: kernels[{number}]"
         records.one_of(one.instance, DTYPES, f"{place}: instance")
@@ -586,7 +586,7 @@ def _card_costs(value: object, where: str) -> CardCosts:
     return found
 
 
-def _check_card(card: Card, where: str) -> None:
+def check_card(card: Card, where: str) -> None:
     """Raise DataError unless the numbers are in their range."""
     records.within(card.multiprocessors, 1, 10**6, f"{where}: multiprocessors")
     if "fp32" not in card.gemm_flop_per_s:
@@ -617,7 +617,7 @@ def _check(found: Coefficients, where: str) -> None:
 def _check_library(found: LibraryCosts, where: str) -> None:
     """Raise DataError unless each question has a time or none for every layer, and the numbers are in their range."""
     for number, card in enumerate(found.cards):
-        _check_card(card, f"{where}: cards[{number}]")
+        check_card(card, f"{where}: cards[{number}]")
     records.within(len(found.timed_on), len(found.problems), len(found.problems), f"{where}: number of timed_on")
     for number, problem in zip(found.timed_on, found.problems, strict=True):
         records.within(number, 0, len(found.cards) - 1, f"{where}: timed_on")

@@ -57,6 +57,8 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # an integer of too many digits
         return f"<{type(value).__name__} of too many digits>"
+    except Exception:  # its own, which may raise anything
+        return f"<{type(value).__name__} that cannot be shown>"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 

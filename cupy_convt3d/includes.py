@@ -16,13 +16,22 @@ from .errors import KernelError, printable
 VARIABLE = "CONVT3D_INCLUDE"  # folders that kernels may include from, besides their own
 
 QUOTED = re.compile(r'^(?P<before>[ \t]*#[ \t]*include[ \t]*)"(?P<name>[^"\n\0]+)"', re.MULTILINE)
-_SPACE = r"(?:[ \t\v\f\0]|/\*.*?\*/)*"
+_SPACE = r"(?:[ \t\v\f\0]|/\*(?:(?!\*/).)*\*/)*"
+_HASH = r"(?:#|%:|\?\?=)"
 # Comments may stand between the words. One that holds a whole directive counts as one: a file too many does no harm.
 _DIRECTIVE = re.compile(
-    rf'(?:^|\*/){_SPACE}(?:#|%:|\?\?=){_SPACE}(?:include_next|include|import|embed){_SPACE}(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>|(?P<macro>\w+))',
+    rf'(?:^|\*/){_SPACE}{_HASH}{_SPACE}(?:include_next|include|import|embed){_SPACE}(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>|(?P<macro>\w+))',
     re.MULTILINE | re.DOTALL,
 )
-_ASKED = re.compile(r'__has_(?:include|embed)\w*\s*\(\s*(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>)')
+_ASKED = re.compile(rf'__has_(?:include|embed)\w*(?:{_SPACE}\({_SPACE}(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>))?', re.DOTALL)
+# What stands before one that asks for no file, only whether the compiler has such a thing.
+_WHETHER = re.compile(rf"{_SPACE}{_HASH}{_SPACE}(?:ifn?def{_SPACE}|(?:el)?if\b.*\bdefined{_SPACE}\(?{_SPACE})", re.DOTALL)
+# With the name of a file: a compiler's messages would quote its lines. The operands of `#line` may be macros, those of `# 1` not.
+_RENAMED = re.compile(
+    rf'(?:^|\*/){_SPACE}{_HASH}{_SPACE}(?:line\b(?!{_SPACE}\d+{_SPACE}(?:\n|\Z|//))|\d[\w\'.]*{_SPACE}\w*")',
+    re.MULTILINE | re.DOTALL,
+)
+_LONE_RETURN = re.compile(r"\r(?!\n)")
 _SPLICE = re.compile(r"\\[ \t\v\f\0]*\n")  # of two lines, in the middle of a word too
 _STAND_INS = {True: "convt3d/host/shim", False: "convt3d/standard"}  # for the headers of CUDA and C++, on the host and for NVRTC
 _HOST = "convt3d/host/"
@@ -106,14 +115,19 @@ def _names(text: str) -> tuple[Names, bool]:
 
 
 def _directives(text: str) -> list[re.Match[str]]:
-    joined = _SPLICE.sub("", text)
-    return [*_DIRECTIVE.finditer(joined), *_ASKED.finditer(joined)]
+    joined = _joined(text)
+    return [*_DIRECTIVE.finditer(joined), *(m for m in _ASKED.finditer(joined) if m["quoted"] or m["angled"])]
+
+
+def _joined(text: str) -> str:
+    return _SPLICE.sub("", text.replace("\r\n", "\n"))
 
 
 def require_inside(text: str, shown: str, file: Path | None = None, folder: Path | None = None) -> None:
     """Check that a stranger's text includes nothing but what lies in the kernel's folder, and names that include directories have.
 
-    `VARIABLE` allows other folders. What is included on some condition counts, and what stands in a comment.
+    `VARIABLE` allows other folders. What is included on some condition counts, and what stands in a comment. Nor may it give its lines
+    another file's name, or end them in a way that compilers read differently.
 
     Args:
         text: of the file.
@@ -124,13 +138,26 @@ def require_inside(text: str, shown: str, file: Path | None = None, folder: Path
     Raises:
         KernelError: it includes something else; names file, line, and how to allow it.
     """
+    where, joined = printable(shown, 200), _joined(text)
+    if lone := _LONE_RETURN.search(text):
+        raise KernelError(f"{where}:{_line(text, lone)}: a carriage return with no newline behind it; end lines with a newline")
+    if renamed := _RENAMED.search(joined):
+        raise KernelError(f"{where}:{_line(joined, renamed)}: a #line may have a number alone, not a file's name or a macro")
+    for asked in _ASKED.finditer(joined):
+        before = joined[joined.rfind("\n", 0, asked.start()) + 1 : asked.start()]
+        if not (asked["quoted"] or asked["angled"] or _WHETHER.fullmatch(before)):
+            raise KernelError(f"{where}:{_line(joined, asked)}: __has_include could be of any file; write the file's own name behind it")
     for match in _directives(text):
         name, in_quotes, by_macro = match["quoted"] or match["angled"], match["quoted"] is not None, match.groupdict().get("macro")
         why = "by a macro could be any file; write the file's own name" if by_macro else _outside(name, in_quotes, file, folder)
         if why is not None:
             word = by_macro or name
             line = next((number for number, row in enumerate(text.split("\n"), 1) if word in row and "define" not in row), 1)
-            raise KernelError(f"{printable(shown, 200)}:{line}: #include of {printable(word, 200)} {why}")
+            raise KernelError(f"{where}:{line}: #include of {printable(word, 200)} {why}")
+
+
+def _line(text: str, match: re.Match[str]) -> int:
+    return text.count("\n", 0, match.end()) + 1
 
 
 def _outside(name: str, in_quotes: bool, file: Path | None, folder: Path | None) -> str | None:

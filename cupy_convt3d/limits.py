@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from numbers import Real
 from pathlib import Path
 
+from .errors import KernelError, shown
 from .problem import Problem
 
+MOST_SECONDS = 1_000_000
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 
@@ -57,6 +60,12 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+def check_time_limit(time_limit_s: object) -> None:
+    """Raise KernelError unless it is a number of seconds that a process can be waited for."""
+    if not isinstance(time_limit_s, Real) or not 0 < float(time_limit_s) <= MOST_SECONDS:
+        raise KernelError(f"time_limit_s={shown(time_limit_s)}: must be a number of seconds above 0, at most {MOST_SECONDS}")
 
 
 def time_limit_s(problem: Problem, least: float) -> float:

@@ -41,7 +41,7 @@ def triple(name: str, value: object, minimum: int = 0) -> Triple:
     """
     if type(value) is tuple and len(value) == 3 and all(type(v) is int and minimum <= v <= INT32_MAX for v in value):
         return value
-    if isinstance(value, str):
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
         raise ProblemTypeError(f"{name}={shown(value)}: must be integers; a transposed convolution has zero padding only")
     given: Any = value
     listed = isinstance(value, Sequence) or getattr(value, "ndim", 0) == 1

@@ -8,7 +8,8 @@ import os
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _folders: dict[int, Path] = {}  # by process: a fork has one of its own
@@ -30,10 +31,8 @@ def folder() -> Path:
 def remove_abandoned() -> None:
     """Remove the folders of processes that are gone: for who has killed some."""
     base = _base()
-    if base.is_dir() and _is_ours(base):
-        with suppress(OSError), (base / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            _remove_abandoned(base)
+    with suppress(OSError), _locked(base):
+        _remove_abandoned(base)
 
 
 def _base() -> Path:
@@ -41,17 +40,32 @@ def _base() -> Path:
 
 
 def _make(base: Path) -> Path:
-    base.mkdir(mode=0o700, exist_ok=True)
-    if _is_ours(base):
-        with (base / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # nobody takes a folder for abandoned whose process has not locked it yet
+    with suppress(FileExistsError):
+        base.mkdir(mode=0o700)
+    try:
+        with _locked(base):  # nobody takes a folder for abandoned whose process has not locked it yet
             _remove_abandoned(base)
             own = Path(tempfile.mkdtemp(dir=base, prefix=f"{os.getpid()}-"))
             _lock(own, keep=True)
-    else:  # somebody else's: nothing of ours goes there
+    except OSError:  # somebody else's, or no folder at all: nothing of ours goes there
         own = Path(tempfile.mkdtemp(prefix="convt3d-"))
     atexit.register(_leave, own, os.getpid())
     return own
+
+
+@contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """Hold the base's lock; raises OSError where the base is not ours, or its lock no file."""
+    if not _is_ours(base):
+        raise OSError(f"{base}: is not this user's own folder")
+    descriptor = os.open(base / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{base / 'lock'}: is no regular file")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_ours(base: Path) -> bool:

@@ -31,6 +31,18 @@ def damaged(text: str, seed: int, lines: bool = False) -> bytes:
     return "\n".join([*rows, ""]).encode()
 
 
+def damaged_toml(text: str, seed: int, lines: bool = False) -> bytes:
+    """Return a damaged copy of a TOML file: of its bytes, or of one of its values, which JSON writes as TOML does."""
+    generator = random.Random(seed)
+    if generator.random() < 0.3:
+        return _bytes(text.encode(), generator)
+    rows = text.splitlines()
+    number = generator.choice([number for number, row in enumerate(rows) if "=" in row])
+    name, _, value = rows[number].partition("=")
+    rows[number] = f"{name}= {json.dumps(_value([json.loads(value)], generator))[1:-1]}"
+    return "\n".join([*rows, ""]).encode()
+
+
 def _bytes(data: bytes, generator: random.Random) -> bytes:
     """Lose the end, a part, or change, double or add some bytes."""
     start, stop = sorted(generator.randrange(len(data) + 1) for _ in range(2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,19 +13,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damage import damaged
+from damage import damaged, damaged_toml
+from rich.console import Console
 
 import cupy_convt3d as ct
 from cupy_convt3d import calls, cli, reference, registry, tuning
 from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.cost import Card
 from cupy_convt3d.dtypes import allowed_instances
 from cupy_convt3d.errors import CacheWarning, DataError, FindingsError, KernelError
 from cupy_convt3d.lab.bench import results
+from cupy_convt3d.lab.bench.calls import CallRow
 from cupy_convt3d.lab.bench.measure import Row
 from cupy_convt3d.lab.bench.summary import comparisons, summary
+from cupy_convt3d.lab.bench.survey import begun
+from cupy_convt3d.lab.bench.survey_summary import call_rows, print_head, print_summary
+from cupy_convt3d.lab.bench.survey_summary import summary as summary_of_calls
+from cupy_convt3d.lab.calibrate import Sweep, fit, joined
+from cupy_convt3d.lab.calibrate.samples import Sample
 from cupy_convt3d.lab.fuzz import findings
 from cupy_convt3d.lab.fuzz.findings import Finding, Journal, source_digest
-from cupy_convt3d.lab.mutants import _Kept
+from cupy_convt3d.lab.mutants import _Kept, explanations
+from cupy_convt3d.lab.mutants.command import Score, page, scores
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.source import Instance, code_digest
 from cupy_convt3d.tuning import Database, Entry
@@ -185,6 +196,78 @@ def use_calls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert allowed_instances(call.precision) and call.packed in (True, False)
 
 
+def survey_text() -> str:
+    rows = [
+        CallRow("one", str(PROBLEM), "fprop", name, name == "torch", "fp32", PROBLEM.flop, 3, ms, family="k3s2", ran="torch").recorded
+        for name, ms in (("torch", 1.0), ("auto", 2.0), ("fprop_gather", 3.0), ("searched", 2.5))
+    ]
+    rows[3] |= {"speedup": 1.1, "difference": "nan", "wrong": True}
+    data = {"format": 1, "kind": "population", "created": "2026-01-01T00:00:00+00:00", "machine": {"device": "GPU Z", "backend": "cuda"}}
+    data |= {"tf32": {"fp32": {"kernels": "ieee"}}, "seed": 0, "kernels": "auto", "scaled_down": False, "trials": True}
+    data |= {"ceilings": {"copy_bytes_per_s": 3e12, "gemm_flop_per_s": {"fp32": 5e13}}, "elapsed_s": 1.5, "complete": False}
+    return json.dumps({**data, "layers": {"one": {"family": "k3s2", "problem": str(PROBLEM)}}, "rows": rows})
+
+
+def use_survey(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        data = begun(path)
+    except DataError as error:
+        assert str(path) in str(error)
+        return
+    rows, written = call_rows(data), io.StringIO()
+    known = {name: data[name] for name in ("machine", "ceilings", "rows", "elapsed_s")}
+    known |= {"machine": {"backend": "cuda"} | data["machine"], "seed": 0, "scaled_down": False, "complete": False}
+    print_head(Console(file=written), known)
+    print_summary(Console(file=written), known | {"summary": summary_of_calls(rows)}, rows)
+    assert "\x1b" not in written.getvalue()
+
+
+def sweep_text() -> str:
+    card = Card("GPU Z", "sm_90", 132, 1.7e9, 3e12, 2.5e12, {"fp32": 5e13})
+    samples = [
+        Sample("fprop", f"n{batch}_c4to4_i8_k3_s2_p1", "ncdhw", kernel, "fp32", {}, batch * ms, batch * ms)
+        for batch in (1, 2, 3)
+        for kernel, ms in (("fprop_gather", 2.0), ("library", 1.0))
+    ]
+    return json.dumps({"format": 1, "card": asdict(card), "samples": [asdict(one) for one in samples]})
+
+
+def use_sweep(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        found = Sweep.read(path)
+    except DataError as error:
+        assert str(path) in str(error)
+        return
+    fit(joined([found]), {"fprop_gather": registry.kernel("fprop_gather")})
+
+
+def scores_text() -> str:
+    return json.dumps({"fprop_gather": asdict(Score(20, 10, 8, 1, 1, 0, 0, "kernel and headers", "a host"))})
+
+
+def use_scores(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        found = scores(path)
+    except DataError as error:
+        assert str(path) in str(error)
+        return
+    page(found, {})
+
+
+def explained_text() -> str:
+    mutants = json.dumps([["fprop_gather", "a < b", "bound", "<", "<=", 0]])
+    return f'[[reason]]\nverdict = "equivalent"\nreason = "no difference"\nmutants = {mutants}\n'
+
+
+def use_explained(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        found = explanations(path)
+    except FindingsError as error:
+        assert str(path) in str(error)
+        return
+    page({}, found)
+
+
 PROGRESS = '{"seed": "a", "done": {"0/fprop_tiled/{}": 7}, "coverage": {"fprop_tiled": ["fprop", "0x1f", 7, 1, 3]}}'
 Use = Callable[[Path, pytest.MonkeyPatch], None]
 FILES: dict[str, tuple[Callable[[], str], Use, bool]] = {
@@ -194,6 +277,10 @@ FILES: dict[str, tuple[Callable[[], str], Use, bool]] = {
     "report": (report_text, use_report, False),
     "kept": (kept_text, use_kept, True),
     "calls": (calls_text, use_calls, False),
+    "survey": (survey_text, use_survey, False),
+    "sweep": (sweep_text, use_sweep, False),
+    "scores": (scores_text, use_scores, False),
+    "explained": (explained_text, use_explained, False),
 }
 
 
@@ -201,13 +288,14 @@ def run_damaged(kind: str, count: int, tmp_path: Path, monkeypatch: pytest.Monke
     text, use, lines = FILES[kind]
     monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "none.json")
     whole = text()
+    damage = damaged_toml if kind == "explained" else damaged
     for seed in range(count):
         path = tmp_path / f"{kind}{seed}"
-        path.write_bytes(damaged(whole, seed, lines))
+        path.write_bytes(damage(whole, seed, lines))
         try:
             use(path, monkeypatch)
         except Exception as error:
-            raise AssertionError(f"seed {seed}: {damaged(whole, seed, lines)[:1000]!r}") from error
+            raise AssertionError(f"seed {seed}: {damage(whole, seed, lines)[:1000]!r}") from error
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -223,6 +311,20 @@ def test_whole_files_are_read(kind: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert [len(found) for found in findings.load(path)[:2]] == [2, 0]
     if kind == "report":
         assert len(results.load(path).rows) == 2
+
+
+@pytest.mark.parametrize("kind", ["survey", "sweep", "scores", "explained"])
+def test_a_pipe_is_not_waited_for(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / kind)
+    FILES[kind][1](tmp_path / kind, monkeypatch)
+
+
+@pytest.mark.parametrize("changes", [{"mutants": -1}, {"killed": 10**400}])
+def test_a_score_is_a_number_of_mutants(tmp_path: Path, changes: dict[str, int]) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"k": {**json.loads(scores_text())["fprop_gather"], **changes}}))
+    with pytest.raises(DataError, match=f"k: {next(iter(changes))}=.*must be from 0 to"):
+        scores(path)
 
 
 @pytest.mark.parametrize("kind", FILES)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -15,13 +16,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cupy_convt3d import cli, scratch
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.fuzz import fuzz
-from cupy_convt3d.lab.run import sandbox, worker
+from cupy_convt3d.lab.run import arena, process, sandbox, worker
+from cupy_convt3d.lab.run.judge import Judge
 from cupy_convt3d.lab.run.worker import Worker
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernel
@@ -49,10 +52,13 @@ SAID = {
     "fork_and_exit": "crash: the kernel's process ended with exit code 0",
     "fork_and_return": "crash: the kernel has started a process",
     "fork_and_sleep": "crash: the kernel has started a process",
+    "fork_in_thread": "crash: the kernel has started a process",
     "garbage_on_files": "crash: the kernel has broken into the talk",
     "ignore_signals": "hang",
     "kill_group": "crash: the kernel's process was ended by SIGKILL",
     "kill_parent": "crash: the kernel has ended or stopped the process that judges it (ended by SIGKILL)",
+    "lengthen_memory": "never written; 2 of 2 elements",
+    "limit_parent": "crash: the kernel's process was ended by SIGABRT",
     "load_endless": "hang",
     "load_forks": "crash: the kernel has started a process",
     "longjmp": "crash: the kernel's process was ended by SIG",
@@ -66,7 +72,7 @@ SAID = {
 }
 QUICK = (
     *("stop_parent", "forge_replies", "garbage_on_files", "exit_99", "kill_parent", "fork_and_exit", "daemon"),
-    *("flood_and_pass_on", "write_input"),
+    *("flood_and_pass_on", "write_input", "fork_in_thread"),
 )
 
 
@@ -133,13 +139,69 @@ def test_a_hostile_kernel_fails_in_one_line(name: str, capsys: pytest.CaptureFix
 @pytest.mark.usefixtures("nothing_left")
 def test_a_hostile_kernel_does_not_end_a_fuzz(tmp_path: Path) -> None:
     """The kernels of the others are checked on, and what failed is written down."""
-    names = ("kill_parent", "exit_99", "garbage_on_files")
+    names = ("kill_parent", "exit_99", "garbage_on_files", "limit_parent")
     kernels = [*(Kernel.from_file(KERNELS / f"{name}.cu") for name in names), kernel("fprop_gather")]
     report = fuzz(kernels, backend="host", findings=tmp_path / "f.jsonl", examples=12, workers=1, seed="x", time_limit_s=1)
     assert {finding.kernel: finding.message[: len(SAID[finding.kernel])] for finding in report.findings} == {n: SAID[n] for n in names}
     assert report.coverage["fprop_gather"].failures == 0 < report.coverage["fprop_gather"].examples
     assert report.restarts >= 3
     assert json.loads((tmp_path / "f.jsonl.progress").read_text())["running"] == {}
+
+
+def test_memory_that_was_made_longer_is_mapped_as_far_as_it_is_used() -> None:
+    """Without guards, as under a sanitizer; with them it cannot be made longer."""
+    plain, guarded = arena.Arena(), arena.GuardedArena()
+    plain.lay_out({"first": np.zeros(8)})
+    os.ftruncate(plain.descriptor, 1 << 62)
+    _, views = plain.lay_out({"second": np.arange(1 << 20)})
+    assert views["second"].sum() == np.arange(1 << 20).sum()
+    with pytest.raises(PermissionError):
+        os.ftruncate(guarded.descriptor, 1 << 62)
+
+
+def _judge(error: Exception, monkeypatch: pytest.MonkeyPatch, has_run: bool = True) -> Judge:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    judge = Judge(("host", None, True))
+    judge.child.has_run = has_run
+    monkeypatch.setattr(judge, "_verify", fail)
+    return judge
+
+
+def test_a_judge_that_fails_behind_a_kernel_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match=r"ZeroDivisionError: one \(test_hostile.py:\d+\)"):
+        _judge(ZeroDivisionError("one"), monkeypatch).answer("verify", 1.0, 0)
+    judge = _judge(OSError(24, "Too many open files"), monkeypatch)
+    judge.child._limits = {**process.limits(), resource.RLIMIT_NOFILE: (5, 5)}
+    with pytest.raises(SystemExit, match="Too many open files"):
+        judge.answer("verify", 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(24, "Too many open files"), r"Too many open files; its limit is \d+ \(ulimit -n\)"),
+        (OSError(27, "File too large"), r"File too large; its limit is -?\d+ \(ulimit -f\)"),
+        (MemoryError("no 3 GiB"), r"no memory for this example \(no 3 GiB\); its limit"),
+    ],
+)
+def test_what_a_judge_lacks_is_no_verdict(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reply, _ = _judge(error, monkeypatch).answer("verify", 1.0, 0)
+    assert reply["error"] == "BackendError" and re.search(words, reply["text"])
+
+
+@pytest.mark.parametrize(("limit", "number"), [("n", 14), ("f", 8)])
+def test_a_limit_that_is_too_low_is_named(limit: str, number: int) -> None:
+    line = f"ulimit -{limit} {number}; exec {sys.executable} -m cupy_convt3d check fprop_gather --backend host --problem {PROBLEM}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and f"(ulimit -{limit})" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_right_kernel_passes_with_little_memory() -> None:
+    line = f"ulimit -v 1900000; exec {sys.executable} -m cupy_convt3d check fprop_gather --backend host --dtype fp32 --problem {PROBLEM}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -173,6 +173,43 @@ def folders(tmp_path: Path) -> Path:
     return tmp_path
 
 
+NO_FILE = "a #line may have a number alone"
+ANY_FILE = "__has_include could be of any file"
+REFUSED_TOO = {
+    '\r#include "/etc/passwd"': "a carriage return with no newline behind it",
+    '#\rinclude\r"/etc/passwd"': "a carriage return with no newline behind it",
+    '#line 2 "/etc/passwd"': NO_FILE,
+    '# 2 "/etc/passwd"': NO_FILE,
+    '#/**/2/**/R"(/etc/passwd)"': NO_FILE,
+    '#line 2 /**/ "/etc/passwd" /**/': NO_FILE,
+    '%:line 2 /*\n*/ "/dev/zero"': NO_FILE,
+    '#define AT 2 "/etc/passwd"\n#line AT': NO_FILE,
+    '#define FILE "/etc/passwd"\n#line 2 FILE': NO_FILE,
+    '#if __has_include/**/("/etc/passwd")\n#endif': "#include of /etc/passwd lies outside",
+    '#define F "/etc/passwd"\n#if __has_include(F)\n#endif': ANY_FILE,
+    '#define F "/etc/passwd"\n#if __has_include /**/ (F) /**/ ("own.h")\n#endif': ANY_FILE,
+    '#define H __has_include\n#if H ("/etc/passwd")\n#endif': ANY_FILE,
+    '#define P ("/etc/passwd")\n#if __has_include P\n#endif': ANY_FILE,
+    '#define F "/etc/passwd"\n#define P(defined) defined __has_include (F)\n#if P(0+)\n#endif': ANY_FILE,
+}
+
+
+@pytest.mark.parametrize("text", REFUSED_TOO)
+def test_a_kernel_has_no_files_named_to_the_compiler(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "k.cu"
+    path.write_bytes(f"{SOURCE}{text}\n{BODY}".encode())
+    with pytest.raises(KernelError, match=rf"k\.cu:\d+: {REFUSED_TOO[text]}"):
+        Kernel.from_file(path)
+    with pytest.raises(KernelError, match=rf"k\.cu:\d+: {REFUSED_TOO[text]}"):
+        Kernel.from_source(f"{SOURCE}{text}\n{BODY}", "k")
+
+
+def test_what_names_no_file_is_no_harm() -> None:
+    asks = "#ifdef __has_include\n#if defined(__has_include) && __has_include( <cmath> )\n#define ONE 1\n#endif\n#endif\n"
+    text = f"{SOURCE}{asks}#line 7\r\n# 9\n#line 8 // here\n// # 1 of 2\n{BODY}"
+    assert HostBackend(optimize=False).library(Instance(Kernel.from_source(text, "k"), "fp32")).exists()
+
+
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_kernel_includes_nothing_from_elsewhere(folders: Path, text: str) -> None:
     path = folders / "mine" / "k.cu"

@@ -43,7 +43,7 @@ def load(path: str | Path) -> Results:
             raise DataError(f"{where}: has calls over a population, which lab.bench.survey_summary reads")
         machine = records.typed(data.get("machine"), dict[str, str], f"{where}: machine")
         created = records.typed(data.get("created"), str, f"{where}: created")
-        ceilings = None if data.get("ceilings", ...) is None else _ceilings(data.get("ceilings"), f"{where}: ceilings")
+        ceilings = None if data.get("ceilings", ...) is None else ceilings_of(data.get("ceilings"), f"{where}: ceilings")
         return Results(machine, created, rows_of(data, where), ceilings)
     except FileNotFoundError as error:
         raise KernelError(f"{where}: cannot be read as one: {error}") from None
@@ -51,7 +51,8 @@ def load(path: str | Path) -> Results:
         raise KernelError(f"{error}; it cannot be read as a report") from None
 
 
-def _ceilings(given: object, where: str) -> Ceilings:
+def ceilings_of(given: object, where: str) -> Ceilings:
+    """Return a file's ceilings; raises DataError where they are none."""
     ceilings = records.make(Ceilings, given, where)
     for name, rate in (("copy_bytes_per_s", ceilings.copy_bytes_per_s), *ceilings.gemm_flop_per_s.items()):
         records.within(rate, 1, 1e30, f"{where}: {name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ... import records
 from ...dtypes import DTYPES
@@ -15,6 +15,7 @@ from ..suites import SUITES
 from .measure import Row
 
 MEASURABLE_FLOOR_MS = 0.02  # below it a launch takes as long as the work, and a share of the floor says little
+R = TypeVar("R", bound=Row)
 _NUMBERS = ("difference", "error", "speedup", "share_of_floor")
 _NO_NUMBERS = ("nan", "inf", "-inf")
 LAYER_SETS = {"core": frozenset(SUITES["core"]), "all": None}  # None: whatever was measured
@@ -60,22 +61,22 @@ class Comparison:
         return None if ours is None or floor_ms is None or floor_ms < MEASURABLE_FLOOR_MS else floor_ms / ours
 
 
-def rows_of(data: Mapping[str, Any], where: str = "results") -> list[Row]:
+def rows_of(data: Mapping[str, Any], where: str = "results", kind: type[R] = Row) -> list[R]:  # type: ignore[assignment]
     """Return the rows of a results file; older files lack the newer fields, which then have their defaults.
 
     Raises:
         DataError: a row is damaged; the message names its number and the field.
     """
     rows = records.sequence(data.get("rows"), f"{where}: rows")
-    return [_row(row, f"{where}: rows[{number}]") for number, row in enumerate(rows)]
+    return [_row(row, f"{where}: rows[{number}]", kind) for number, row in enumerate(rows)]
 
 
-def _row(given: object, where: str) -> Row:
+def _row(given: object, where: str, kind: type[R]) -> R:
     fields = dict(records.mapping(given, where))
     for name in _NUMBERS:
         if fields.get(name) in _NO_NUMBERS:  # JSON has no words for them, so they are written as text
             fields[name] = float(fields[name])
-    row = records.make(Row, fields, where, more=True)
+    row = records.make(kind, fields, where, more=True)
     for name, known in (("pass_name", PASSES), ("dtype", DTYPES), ("layout", LAYOUTS)):
         records.one_of(getattr(row, name), known, f"{where}: {name}")
     for name in ("flop", "repeats", "bytes_moved", "workspace_bytes"):

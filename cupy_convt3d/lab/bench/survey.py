@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import tempfile
 import time
@@ -15,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ... import cost
+from ... import cost, records
 from ...backends.base import Backend
 from ...dtypes import DTYPES
-from ...errors import BackendError, ProblemError
+from ...errors import BackendError, DataError, ProblemError, printable
 from ...kernel import Kernel
 from ...problem import LAYOUTS, Problem
 from ...registry import kernels as registered
@@ -32,6 +31,7 @@ from ..tune import tune
 from .calls import AUTO, SEARCHED, CallContest, CallRow, Contender, LayerTensors, contenders
 from .measure import Bench, Ceilings, measure_ceilings
 from .provenance import backend_named, provenance, tf32_state, write_json
+from .results import ceilings_of
 from .survey_summary import call_rows, print_head, print_row, print_summary, summary
 
 FORMAT = 1  # of the JSON file
@@ -122,6 +122,31 @@ def _a_database_of_its_own() -> Iterator[None]:
             revise()
 
 
+def begun(path: Path) -> dict[str, Any]:
+    """Return the content of a survey's file, where everything that a run takes of it is sound.
+
+    Raises:
+        DataError: it cannot be read, or is damaged; the message names the field.
+    """
+    where = f"survey {str(path)!r}"
+    data = dict(records.of_format(records.read(path, where), where, FORMAT))
+    for name, hint in (
+        ("created", str),
+        ("machine", dict[str, str]),
+        ("elapsed_s", float),
+        ("tf32", dict[str, dict[str, str]]),
+        ("layers", dict[str, dict[str, str]]),
+    ):
+        data[name] = records.typed(data.get(name), hint, f"{where}: {name}")
+    records.within(data["elapsed_s"], 0, 1e12, f"{where}: elapsed_s")
+    if "device" not in data["machine"]:
+        raise DataError(f"{where}: machine: field 'device' is missing")
+    if data.get("ceilings", ...) is not None:
+        ceilings_of(data.get("ceilings"), f"{where}: ceilings")
+    call_rows(data, where)
+    return data
+
+
 class _Run:
     """The state of one survey."""
 
@@ -164,15 +189,15 @@ class _Run:
         if self.out is None or not self.out.exists():
             return fresh
         try:
-            known: dict[str, Any] = json.loads(self.out.read_text())
-            call_rows(known)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ProblemError(f"out={str(self.out)!r}: cannot be gone on with: {type(error).__name__}: {error}") from None
+            known = begun(self.out)
+        except DataError as error:
+            raise ProblemError(f"out={str(self.out)!r}: cannot be gone on with: {error}") from None
         for name in ("kind", "format", "commit", *what):
             if known.get(name) != fresh[name]:
-                raise ProblemError(f"out={str(self.out)!r}: is of {name} {known.get(name)}, not {fresh[name]}; take another file")
+                found = printable(str(known.get(name)), 200)
+                raise ProblemError(f"out={str(self.out)!r}: is of {name} {found}, not {fresh[name]}; take another file")
         if known["machine"]["device"] != fresh["machine"]["device"]:
-            raise ProblemError(f"out={str(self.out)!r}: was measured on {known['machine']['device']}; take another file")
+            raise ProblemError(f"out={str(self.out)!r}: was measured on {printable(known['machine']['device'], 200)}; take another file")
         kept = {name: known[name] for name in ("created", "ceilings", "layers", "rows", "elapsed_s")}
         return fresh | kept | {"tf32": known["tf32"] | fresh["tf32"]}
 
@@ -294,7 +319,7 @@ class _Run:
     def finish(self) -> None:
         """Print what was found, and draw it beside the file."""
         self._save()
-        print_summary(self.console, self.data)
+        print_summary(self.console, self.data, self.rows)
         if self.out is not None:
             try:
                 from ...plots import ratio_distribution

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from ...errors import printable
 from ...problem import LAYOUTS, PASSES
 from .calls import AUTO, SEARCHED, TORCH, CallRow
-from .summary import MEASURABLE_FLOOR_MS, geometric_mean
+from .summary import MEASURABLE_FLOOR_MS, geometric_mean, rows_of
 
 EITHER = "either"  # in place of a layout: the quicker of both, on each side
 WORST = 5
@@ -43,14 +44,13 @@ class Verdict:
         return _over(self.torch_ms, self.auto_ms)
 
 
-def call_rows(data: Mapping[str, Any]) -> list[CallRow]:
-    """Return the rows of a results file; JSON has no NaN, which is written as text."""
-    types = {field.name: str(field.type) for field in fields(CallRow)}
+def call_rows(data: Mapping[str, Any], where: str = "results") -> list[CallRow]:
+    """Return the rows of a results file.
 
-    def value(name: str, given: Any) -> Any:
-        return float(given) if isinstance(given, str) and types[name].startswith("float") else given
-
-    return [CallRow(**{name: value(name, given) for name, given in row.items() if name in types}) for row in data["rows"]]
+    Raises:
+        DataError: a row is damaged; the message names its number and the field.
+    """
+    return rows_of(data, where, CallRow)
 
 
 def verdicts(rows: Iterable[CallRow]) -> list[Verdict]:
@@ -195,7 +195,7 @@ def print_row(console: Console, rows: Sequence[CallRow]) -> None:
     _say(console, f"{row.case} {row.problem} {row.pass_name} {row.dtype} {row.layout}: {'; '.join(parts)}")
 
 
-def print_summary(console: Console, data: Mapping[str, Any]) -> None:
+def print_summary(console: Console, data: Mapping[str, Any], rows: Sequence[CallRow]) -> None:
     """Print the tables of a results file."""
     columns = "{:7} {:5} {:14} {:>6} {:>20} {:>20} {:>20} {:>12} {:>14} {:>16}"
     _say(console, "\nGeometric mean / 5th percentile / worst of torch over ours; shares of floors >= 0.02 ms, auto and kernel")
@@ -219,7 +219,7 @@ def print_summary(console: Console, data: Mapping[str, Any]) -> None:
         _say(console, f"  families: {', '.join(families)}")
         if e["missing"]:
             _say(console, f"  without a ratio: {', '.join(e['missing'])}")
-    wrong = [row for row in call_rows(data) if row.wrong]
+    wrong = [row for row in rows if row.wrong]
     for row in wrong:
         _say(console, f"WRONG: {row.case} {row.problem} {row.pass_name} {row.dtype} {row.layout}: {row.contender} by {row.ran}")
     state = "complete" if data["complete"] else "not complete: the same command goes on with the file"
@@ -227,7 +227,7 @@ def print_summary(console: Console, data: Mapping[str, Any]) -> None:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _spread_text(spread: Mapping[str, Any]) -> str:

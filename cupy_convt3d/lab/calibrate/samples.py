@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ... import records
-from ...cost import Card
+from ...cost import Card, check_card
 from ...dtypes import DTYPES, allowed_instances
-from ...errors import BackendError, KernelError, LaunchError
-from ...kernel import Kernel
-from ...problem import LAYOUTS, Problem
-from ...tuning import LIBRARY, SHIPPED, Database, configured
+from ...errors import BackendError, DataError, KernelError, LaunchError, ProblemError
+from ...kernel import MOST_TUNABLE, Kernel
+from ...problem import LAYOUTS, PASSES, Problem
+from ...tuning import LIBRARY, LONGEST_MS, SHIPPED, SHORTEST_MS, Database, configured
 from ..bench.measure import Bench, measure_ceilings
 from ..bench.provenance import write_json
 from ..bench.rivals import as_tensor, torch_call, torch_settings
@@ -69,8 +69,25 @@ class Sweep:
         where = f"sweep {str(path)!r}"
         data = records.of_format(records.read(path, where), where, FORMAT)
         card = records.make(Card, data.get("card"), f"{where}: card")
+        check_card(card, f"{where}: card")
         rows = records.sequence(data.get("samples"), f"{where}: samples")
-        return cls(card, tuple(records.make(Sample, row, f"{where}: sample {n}") for n, row in enumerate(rows, 1)))
+        return cls(card, tuple(_sample(row, f"{where}: sample {n}") for n, row in enumerate(rows, 1)))
+
+
+def _sample(given: object, where: str) -> Sample:
+    """Return a sample whose fields are of known names and in their range; raises DataError for any other."""
+    found = records.make(Sample, given, where)
+    for name, known in (("pass_name", PASSES), ("layout", LAYOUTS), ("instance", DTYPES)):
+        records.one_of(getattr(found, name), known, f"{where}: {name}")
+    for name in ("ms", "packed_ms"):
+        records.within(getattr(found, name), SHORTEST_MS, LONGEST_MS, f"{where}: {name}")
+    for name, number in found.tunables.items():
+        records.within(number, 0, MOST_TUNABLE, f"{where}: tunables.{name}")
+    try:
+        Problem.parse(found.problem)
+    except ProblemError as error:
+        raise DataError(f"{where}: problem: {error}") from None
+    return found
 
 
 def configurations(kernel: Kernel, instance: str, most: int) -> list[Kernel]:

@@ -33,6 +33,7 @@ from ..run.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_prob
 from ..run.verify import APART, LATE, Outcome
 from ..run.worker import InProcess, Worker
 from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, WIDE
+from .arguments import check_arguments
 from .corners import corner_problems
 from .examples import (
     MOST_HOST_THREADS,
@@ -156,6 +157,7 @@ def check(
     Raises:
         KernelError, CompileError, BackendError: the kernel, its dtype or the backend cannot be had at all.
     """
+    check_arguments(problem, problems, dtypes, kinds, seed, time_limit_s)
     search = _Search(resolve(kernel), backend or default_backend(), dtypes, kinds, sanitize, progress, time_limit_s)
     search.only = (*problems, *([] if problem is None else [problem]))
     start = time.perf_counter()

@@ -17,7 +17,7 @@ from typing import Any
 from ... import limits
 from ...backends.base import Backend
 from ...backends.host import check_sanitizer
-from ...errors import BackendError, KernelError, LaunchError
+from ...errors import BackendError, KernelError, LaunchError, shown
 from ...kernel import Kernel
 from ...limits import cores
 from ...problem import Problem
@@ -314,6 +314,9 @@ def fuzz(
         FindingsError: the file is damaged, or another run has it open.
     """
     check_sanitizer(sanitize)
+    limits.check_time_limit(time_limit_s)
+    if not isinstance(kernels, Sequence) or not all(isinstance(kernel, Kernel) for kernel in kernels):
+        raise KernelError(f"kernels={shown(kernels)}: must be a list of Kernels")
     names = Counter(kernel.name for kernel in kernels)
     if not names or max(names.values()) > 1:
         raise KernelError(f"kernels={[kernel.name for kernel in kernels]}: give at least one, and none twice")

@@ -367,13 +367,13 @@ def explanations(path: Path) -> dict[Key, tuple[str, str]]:
         FindingsError: it cannot be read.
     """
     try:
-        groups = tomllib.loads(path.read_text())["reason"]
+        groups = tomllib.loads(read_text(path))["reason"]
         rows = [(tuple(row), group["verdict"], group["reason"]) for group in groups for row in group["mutants"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FindingsError(f"explanations {str(path)!r}: cannot be read: {error!r}") from None
     for row, verdict, reason in rows:
         if [type(part) for part in row] != [str, str, str, str, str, int]:
             raise FindingsError(f"explanations {str(path)!r}: mutants={shown(row)}: must be five texts and a number")
-        if verdict not in ("equivalent", "survived") or not reason:
-            raise FindingsError(f"explanations {str(path)!r}: verdict={verdict!r}: must be equivalent or survived, with a reason")
+        if verdict not in ("equivalent", "survived") or not isinstance(reason, str) or not reason:
+            raise FindingsError(f"explanations {str(path)!r}: verdict={shown(verdict)}: must be equivalent or survived, with a reason")
     return {row: (verdict, reason) for row, verdict, reason in rows}  # type: ignore[misc]

@@ -22,6 +22,7 @@ from . import VERDICTS, MutationReport, interval, judge_mutants
 from .mutation import Key
 
 LEAST_SCORE = 0.95
+MOST_MUTANTS = 10**9  # of a kernel, that a file may say there are
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,15 @@ def scores(path: Path) -> dict[str, Score]:
         found = records.mapping(records.parse(read_text(path), where), where)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{where}: cannot be read: {error}") from None
-    return {name: records.make(Score, value, f"{where}: {name}") for name, value in found.items()}
+    return {name: _score(value, f"{where}: {name}") for name, value in found.items()}
+
+
+def _score(given: object, where: str) -> Score:
+    found = records.make(Score, given, where)
+    for name, number in asdict(found).items():
+        if isinstance(number, int):
+            records.within(number, 0, MOST_MUTANTS, f"{where}: {name}")
+    return found
 
 
 def page(known: Mapping[str, Score], reasons: Mapping[Key, tuple[str, str]]) -> str:

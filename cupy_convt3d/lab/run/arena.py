@@ -26,13 +26,13 @@ class Arena:
     """A file in memory that both processes map. It can't be made shorter: that would end whoever reads behind its end.
 
     Args:
-        descriptor: of the file; None makes one.
+        size: in bytes, of a file that can't be made longer either; 0: one that grows with what is laid out in it.
     """
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = _memory_file() if descriptor is None else descriptor
+    def __init__(self, size: int = 0) -> None:
+        self.descriptor = _memory_file(size)
         self._map: mmap.mmap | None = None
-        self._size = self._used = 0
+        self._size = 0
 
     def lay_out(self, arrays: Mapping[str, Array]) -> tuple[dict[str, Slot], dict[str, Array]]:
         """Copy arrays to the arena; return where they are, and as they are there."""
@@ -53,7 +53,6 @@ class Arena:
             offsets.append(end)
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         self._require(end)
-        self._used = max(self._used, end)
         return offsets
 
     def expose(self, slots: Iterable[Slot]) -> None:
@@ -71,20 +70,18 @@ class Arena:
         return np.ndarray(shape, dtype, self._map, offset)
 
     def tidy(self) -> None:
-        """Give back the pages of a large example."""
-        if self._map is not None and self._used > _KEPT_BYTES and hasattr(mmap, "MADV_REMOVE"):
+        """Give back the pages of a large example, and those that a kernel has made in the file."""
+        if self._map is not None and os.fstat(self.descriptor).st_blocks * 512 > _KEPT_BYTES and hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE)
-            self._used = 0
 
     def _require(self, size: int) -> None:
         if size <= self._size and self._map is not None:
             return
-        known = os.fstat(self.descriptor).st_size
-        if size > known or not known:
-            known = max(size, 2 * known, 1 << 20)
-            os.ftruncate(self.descriptor, known)
-        self._map = mmap.mmap(self.descriptor, known)  # the old map goes with the last array in it
-        self._size = known
+        wanted = max(size, 2 * self._size, 1 << 20)
+        if os.fstat(self.descriptor).st_size < wanted:  # a kernel may have made it longer, which means nothing
+            os.ftruncate(self.descriptor, wanted)
+        self._map = mmap.mmap(self.descriptor, wanted)  # the old map goes with the last array in it
+        self._size = wanted
 
 
 class GuardedArena(Arena):
@@ -98,7 +95,7 @@ class GuardedArena(Arena):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_LANES * _LANE_BYTES)
         self._require(_LANES * _LANE_BYTES)
         assert self._map is not None
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -131,16 +128,10 @@ class GuardedArena(Arena):
                 return behind if offset >= end else f"{begin - offset} bytes before the first page of {of}"
         return None
 
-    def tidy(self) -> None:
-        if self._map is not None and self._used > _KEPT_BYTES:
-            self._map.madvise(mmap.MADV_REMOVE)
-            self._used = 0
-
     def _offsets(self, sizes: list[int]) -> list[int]:
         lane, wholes = self._lane(len(sizes)), [-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes]
-        self._used = max(self._used, sum(wholes))
-        if self._used > _KEPT_BYTES:
-            np.empty(self._used, np.uint8)  # raises MemoryError past this process's limit, which has these addresses in it already
+        if sum(wholes) > _KEPT_BYTES:
+            np.empty(sum(wholes), np.uint8)  # raises MemoryError past this process's limit, which has these addresses in it already
         return [number * lane + lane // 2 - whole for number, whole in enumerate(wholes)]
 
     def _lane(self, count: int) -> int:
@@ -158,10 +149,14 @@ def _pages(slot: Slot) -> tuple[int, int]:
     return offset, offset + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _memory_file() -> int:
+def _memory_file(size: int) -> int:
     if not hasattr(os, "memfd_create"):  # not Linux
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
     descriptor = os.memfd_create("convt3d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    if size:
+        os.ftruncate(descriptor, size)
+        seals |= fcntl.F_SEAL_GROW
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor

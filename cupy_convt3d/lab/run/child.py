@@ -41,6 +41,7 @@ class Child(Executor):
     Attributes:
         pid: of the process; 0: there is none now.
         restarts: how often one was ended by a kernel, or at a request.
+        has_run: whether a stranger's code was loaded, which may have changed what this process has.
         time_limit_s: longer work counts as a hang.
 
     Args:
@@ -49,7 +50,8 @@ class Child(Executor):
 
     def __init__(self, setup: tuple[str, str | None, bool]) -> None:
         self.name, self.sanitizer = setup[0], setup[1]
-        self.pid, self.restarts, self.time_limit_s = 0, 0, 10.0
+        self.pid, self.restarts, self.time_limit_s, self.has_run = 0, 0, 10.0, False
+        self._limits: process.Limits | None = None  # of this process, before any kernel
         self._setup, self._arena = setup, Arena()
         if self.name == "host" and self.sanitizer is None:  # a sanitizer has its own ways, and no room for so many addresses
             with contextlib.suppress(OSError):  # then guards are bands of values
@@ -89,6 +91,7 @@ class Child(Executor):
             instance = Instance.of_plan(kernel, dtype, kernel.plan(problem, dtype, self.multiprocessors, output_layout))
         if instance not in self._loaded:
             process.kill_children(self._own_family, self.pid)  # what a compiler has left is not the kernel's
+            self.has_run = True
             self._send("load", kernel, problem, dtype, output_layout)
             self._answer(_LOAD_LIMIT_S if self.name == "host" else COMPILE_LIMIT_S)
             self._loaded[instance] = len(self._loaded)
@@ -102,6 +105,9 @@ class Child(Executor):
         """
         if self.pid:
             return
+        if self._limits is None:
+            self._limits = process.limits()
+        process.set_limits(self._limits)
         ours = []
         theirs = []
         for reads in (False, True, True):  # requests, replies, what it prints
@@ -137,6 +143,11 @@ class Child(Executor):
             raise
         self.arch = hello.get("arch")
         self.limits = Limits(*hello["limits"]) if hello.get("limits") else None
+
+    @property
+    def limits_are_ours(self) -> bool:
+        """Whether this process has the limits that it began with: a kernel can change them."""
+        return self._limits is None or process.limits() == self._limits
 
     def end(self) -> int | None:
         """End the process and all that it has started; return its wait status, None where it does not end."""

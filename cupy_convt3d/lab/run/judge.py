@@ -7,6 +7,7 @@ judge itself is an outcome too: `worker`, in the caller's process, sees it.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import BackendError, LaunchError
+from ...errors import BackendError, CompileError, KernelError, LaunchError, printable
 from ...kernel import CONTIGUOUS, Kernel, Numbers
 from ...problem import Problem
 from ...source import Instance
@@ -27,10 +28,16 @@ from . import process, talk
 from .child import Child
 from .execution import Failure, dry_run
 from .far import FAR, verify_far
-from .runner import ERRORS, backend_of
+from .runner import backend_of
 from .verify import Outcome, output, verify
 
 _COLLECTED = 20_000  # new objects between two collections, here and in the kernel's process; an example has hundreds
+# What an error means that a limit may be the reason of, as a shell calls it.
+_BY_ERROR = {
+    errno.EMFILE: ("ulimit -n", resource.RLIMIT_NOFILE),
+    errno.EFBIG: ("ulimit -f", resource.RLIMIT_FSIZE),
+    errno.EAGAIN: ("ulimit -u", resource.RLIMIT_NPROC),
+}
 _STATM = Path("/proc/self/statm")  # begins with the pages of addresses
 
 
@@ -65,14 +72,20 @@ class Judge:
             return getattr(self, f"_{request}")(*arguments)  # type: ignore[no-any-return]
         except Failure as failure:
             return _reply(Outcome(False, message=str(failure)))
-        except MemoryError as error:
-            return _reply(Outcome(False, message=f"out of memory: {error}"))
         except LaunchError as error:
             return _reply(Outcome(False, message=str(error)))
-        except tuple(ERRORS.values()) as error:
+        except (KernelError, CompileError) as error:
             return {"error": type(error).__name__, "text": str(error)}, []
-        except Exception:  # a mistake of ours: the caller gets it with its place, and the judge lives on
-            return {"error": "RuntimeError", "text": traceback.format_exc()}, []
+        except (MemoryError, OSError) as error:
+            if self._host is None or self.child.limits_are_ours:  # else a kernel has changed them
+                return {"error": "BackendError", "text": _too_little(error)}, []
+            sys.exit(_in_one_line(error))
+        except Exception as error:
+            if self._host is not None and self.child.has_run:  # the kernel's doing, perhaps: the caller tries once more with another judge
+                sys.exit(_in_one_line(error))
+            if isinstance(error, BackendError):
+                return {"error": "BackendError", "text": str(error)}, []
+            return {"error": "RuntimeError", "text": traceback.format_exc()}, []  # a mistake of ours
 
     def _load(self, kernel: Kernel, dtype: str, problem: Problem) -> tuple[dict[str, Any], list[bytes]]:
         """Compile a kernel, here, so that what the compiler says is not the kernel's to say; on a GPU the child does."""
@@ -108,6 +121,21 @@ class Judge:
     def _restart(self) -> tuple[dict[str, Any], list[bytes]]:
         self.child.end()
         return {}, []
+
+
+def _too_little(error: MemoryError | OSError) -> str:
+    """Return what is said where the system, or the user, gives the judge too little."""
+    if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        return f"the judge's process has no memory for this example ({error}); its limit (ulimit -v, or half of the memory) is {most} bytes"
+    name, number = _BY_ERROR.get(error.errno or 0, ("", -1))
+    limit = f"; its limit is {resource.getrlimit(number)[0]} ({name})" if name else ""
+    return f"the judge's process cannot work: {error}{limit}"
+
+
+def _in_one_line(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return printable(f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})", 1000)
 
 
 def _reply(outcome: Outcome) -> tuple[dict[str, Any], list[bytes]]:

@@ -8,11 +8,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
 
 _DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 1, 4, 36  # PR_SET_*
 _SWEEP_LIMIT_S, _REAP_LIMIT_S = 2.0, 10.0
+_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+
+Limits = dict[int, tuple[int, int]]  # soft and hard, by the number of the resource
 
 
 def _prctl(option: int, value: int) -> None:
@@ -37,25 +41,59 @@ def set_inspectable(allowed: bool) -> None:
     _prctl(_DUMPABLE, int(allowed))
 
 
+def limits() -> Limits:
+    """Return what the system lets this process have."""
+    return {number: resource.getrlimit(number) for number in _LIMITS}
+
+
+def set_limits(wanted: Limits) -> None:
+    """Set those that differ, as far as this user may: another process of the user's can change them."""
+    for number, limit in wanted.items():
+        if resource.getrlimit(number) != limit:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(number, limit)
+
+
 class Children:
-    """What a process has started, by its first thread or by what it has taken over, and is its child still."""
+    """What a process has started, by any of its threads or by what it has taken over, and is its child still."""
 
     def __init__(self, pid: int) -> None:
-        self._file: int | None = None
-        with contextlib.suppress(OSError):  # it has ended, or the system has no such file
-            self._file = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY)
+        self._files: tuple[int, ...] = ()  # the folder of its threads, and what its first one has started
+        with contextlib.suppress(OSError):  # it has ended, or the system has no such files
+            folder = os.open(f"/proc/{pid}/task", os.O_RDONLY)
+            self._files = (folder,)
+            self._files = (folder, os.open(f"{pid}/children", os.O_RDONLY, dir_fd=folder))
 
     def list(self) -> list[int]:
         """Return their process numbers."""
+        if len(self._files) < 2:
+            return []
+        folder, first = self._files
         try:
-            return [] if self._file is None else [int(pid) for pid in os.pread(self._file, 1 << 16, 0).split()]
+            if os.fstat(folder).st_nlink == 3:  # one thread, mostly
+                return _numbers(first)
+            threads = os.listdir(folder)
         except OSError:
             return []
+        found = []
+        for thread in threads:
+            with contextlib.suppress(OSError):  # that thread has ended; another has its children now
+                file = os.open(f"{thread}/children", os.O_RDONLY, dir_fd=folder)
+                try:
+                    found += _numbers(file)
+                finally:
+                    os.close(file)
+        return found
 
     def close(self) -> None:
         """Forget the process."""
-        if self._file is not None:
-            os.close(self._file)
+        for file in self._files:
+            os.close(file)
+        self._files = ()
+
+
+def _numbers(file: int) -> list[int]:
+    return [int(pid) for pid in os.pread(file, 1 << 16, 0).split()]
 
 
 def kill(pid: int) -> None:

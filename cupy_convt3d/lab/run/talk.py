@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 REPLY_LIMIT = 1 << 20
+_LONGEST_MS = 2**31 - 1  # that the system waits for
 _LENGTH = 8  # bytes that say how long a message is
 
 
@@ -132,5 +133,5 @@ def wait(descriptor: int, events: int, deadline: float | None) -> None:
 
 
 def _wait(poll: select.poll, deadline: float | None) -> None:
-    if not poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3):
+    if not poll.poll(None if deadline is None else min(max(0.0, deadline - time.monotonic()) * 1e3, _LONGEST_MS)):
         raise Late

@@ -23,7 +23,7 @@ import numpy as np
 
 from ... import limits, scratch
 from ...cache import VARIABLE, cache_directory
-from ...errors import BackendError, LaunchError
+from ...errors import BackendError, LaunchError, printable
 from ...kernel import Kernel
 from ...problem import Problem
 from ...source import Instance
@@ -220,7 +220,7 @@ class Worker:
         return asked.reply
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "cupy_convt3d.lab.run.judge"]
+        command, log_start = [sys.executable, "-m", "cupy_convt3d.lab.run.judge"], os.fstat(self._log.fileno()).st_size
         environment = self._environment
         if self._sandboxed:
             command, environment = sandbox.wrap(command, environment)
@@ -235,7 +235,7 @@ class Worker:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin.fileno(), talk.Reader(self._process.stdout.fileno())
         os.set_blocking(self._input, False)
-        self._ready = False
+        self._ready, self._log_start = False, log_start
         self._pid, self._restarts = 0, 0  # the kernel's process, as the judge last said, and how many of them were ended
         self._failures = 0  # of examples, as far as is known: what was asked for before the last one is not run
         self._loaded: dict[Instance, int] = {}  # instances by the judge's numbers
@@ -274,10 +274,12 @@ class Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0 if hang else _CLOSE_LIMIT_S)
         ended = self._process.returncode
+        lines = os.pread(self._log.fileno(), 1 << 16, self._log_start).decode(errors="replace").strip().splitlines()
+        said = f": {printable(lines[-1], 500)}" if lines else ""
         self._end()
         self._ended, self._counted = self._ended + 1, self._counted + self._restarts
         self._start()
-        cause = hang or (f"ended by {process.signal_name(-ended)}" if ended is not None and ended < 0 else f"exit code {ended}")
+        cause = hang or (f"ended by {process.signal_name(-ended)}" if ended is not None and ended < 0 else f"exit code {ended}{said}")
         outcome = {"ok": False, "message": f"crash: the kernel has ended or stopped the process that judges it ({cause})"}
         return {"lost": True, "outcome": outcome}
 
