@@ -49,7 +49,7 @@ def test_arguments_of_fuzz(tmp_path: Path, given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", ["", "\ud800", ".", "/nowhere/at/all.json", 5])
 def test_the_file_of_recorded_calls_is_looked_at_first(path: Any) -> None:
-    with pytest.raises(DataError, match="path=.*must be the path of a file"), ct.recorded_calls(path):
+    with pytest.raises(DataError, match=r"path=.*must be the path of a file"), ct.recorded_calls(path):
         raise AssertionError("it began")
 
 

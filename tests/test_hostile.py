@@ -164,6 +164,7 @@ def _judge(error: Exception, monkeypatch: pytest.MonkeyPatch, has_run: bool = Tr
         raise error
 
     judge = Judge(("host", None, True))
+    judge._instances.append((kernel("fprop_gather"), "fp32"))
     judge.child.has_run = has_run
     monkeypatch.setattr(judge, "_verify", fail)
     return judge
@@ -187,7 +188,7 @@ def test_a_judge_that_fails_behind_a_kernel_is_lost(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_a_judge_lacks_is_no_verdict(error: Exception, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reply, _ = _judge(error, monkeypatch).answer("verify", 1.0, 0)
+    reply, _ = _judge(error, monkeypatch).answer("verify", 1.0, 0, 0, PROBLEM)
     assert reply["error"] == "BackendError" and re.search(words, reply["text"])
 
 

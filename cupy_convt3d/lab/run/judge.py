@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import math
 import os
 import pickle
 import resource
@@ -77,6 +78,8 @@ class Judge:
         except (KernelError, CompileError) as error:
             return {"error": type(error).__name__, "text": str(error)}, []
         except (MemoryError, OSError) as error:
+            if isinstance(error, MemoryError) and request != "load" and self._asks_for_much(*arguments[:2]):
+                return _reply(Outcome(False, message=f"out of memory: {error}"))
             if self._host is None or self.child.limits_are_ours:  # else a kernel has changed them
                 return {"error": "BackendError", "text": _too_little(error)}, []
             sys.exit(_in_one_line(error))
@@ -86,6 +89,12 @@ class Judge:
             if isinstance(error, BackendError):
                 return {"error": "BackendError", "text": str(error)}, []
             return {"error": "RuntimeError", "text": traceback.format_exc()}, []  # a mistake of ours
+
+    def _asks_for_much(self, number: int, problem: Problem) -> bool:
+        """Whether a kernel's workspaces have more elements than the tensors: what they cost is its own doing."""
+        kernel, dtype = self._instances[number]
+        tensors = sum(map(math.prod, (problem.input_shape, problem.weight_shape, problem.output_shape)))
+        return sum(kernel.plan(problem, dtype).workspace.values()) > tensors
 
     def _load(self, kernel: Kernel, dtype: str, problem: Problem) -> tuple[dict[str, Any], list[bytes]]:
         """Compile a kernel, here, so that what the compiler says is not the kernel's to say; on a GPU the child does."""
