@@ -640,8 +640,6 @@ def _measured(options: argparse.Namespace) -> tuple[dict[str, Problem], str | li
         ("precision", options.precision, tuple(DTYPES)),
         ("layout", options.layout or LAYOUTS, LAYOUTS),
     ):
-        if not given:
-            raise ProblemError(f"--{option}: names none; must be of {', '.join(known)}")
         if unknown := [name for name in given if name not in known]:
             raise ProblemError(f"--{option} {unknown[0]}: must be of {', '.join(known)}")
     if options.problem:

@@ -27,7 +27,7 @@ block = {threads}
 """
 # Two stages of A[64][8] and B[8][8], stored by one warpgroup and multiplied by the other; output[64][8] = 4 * stages * input * weight.
 STAGES = (
-    BEGIN.format(declared="", blocks=1, threads=256)
+    BEGIN.format(declared='architectures = ["sm_90a"]\n', blocks=1, threads=256)
     + """#include "convt3d/ptx/wgmma_registers.cuh"
 __global__ void staged(const scalar_t* input, const scalar_t* weight, scalar_t* output) {
   __shared__ __align__(1024) float a[2][2][64][4], b[2][2][8][4];

@@ -336,7 +336,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         ("--suite", "nemad", "suite='nemad': must be one of"),
         ("--precision", "fp31", "--precision fp31: must be of fp64, fp32"),
-        ("--pass", "", "--pass: names none; must be of fprop"),
         ("--pass", "gprop", "--pass gprop: must be of fprop"),
         ("--layout", "nhwc", "--layout nhwc: must be of ncdhw, channels_last"),
         ("--kernels", "nobody", "kernel 'nobody': not registered"),

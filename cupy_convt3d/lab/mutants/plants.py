@@ -18,6 +18,7 @@ from ..check import check
 from ..progress import Progress
 
 _KEYS = {"name", "kernel", "idea", "changes"}
+_MOST_MESSAGE = 120  # letters that are kept
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Judgement:
         caught: whether the check found a problem that the planted kernel fails.
         elapsed_s: how long the check took.
         problem, dtype, tensors, message: the smallest such problem that it found, with which element type and kind of tensors, and
-            what it said; "" if it found none.
+            the beginning of what it said; "" if it found none.
     """
 
     kind: str
@@ -132,7 +133,7 @@ def judge(plant: Plant) -> Judgement:
     if found is None:
         return Judgement(plant.kind, plant.name, plant.kernel, False, elapsed_s)
     of = (plant.kind, plant.name, plant.kernel, True, elapsed_s)
-    return Judgement(*of, str(found.problem), found.dtype, found.kind, _without_folders(found.message))
+    return Judgement(*of, str(found.problem), found.dtype, found.kind, _without_folders(found.message)[:_MOST_MESSAGE])
 
 
 def _without_folders(message: str) -> str:
