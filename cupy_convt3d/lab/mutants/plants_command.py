@@ -32,11 +32,14 @@ def main(options: argparse.Namespace) -> int:
         raise FindingsError(f"--plants {options.plants}: has none for {', '.join(sorted(kernels))}")
     if options.sample is not None:
         chosen = chosen[:: max(1, -(-len(chosen) // options.sample))]
+
+    def keep_one(judgement: Judgement) -> None:
+        if options.scores is not None:
+            keep(options.scores, everything, [judgement])
+
     with progress_bar() as progress:
-        done = judge_plants(chosen, workers=options.workers or cores(), progress=progress)
+        done = judge_plants(chosen, workers=options.workers or cores(), progress=progress, done=keep_one)
     print(printable(summary(done)))
-    if options.scores is not None:
-        keep(options.scores, everything, done)
     return int(sum(judgement.caught for judgement in done) < LEAST_CAUGHT * len(done))
 
 
