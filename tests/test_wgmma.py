@@ -306,7 +306,7 @@ def test_mistakes_in_patches_are_found(mistake: str, assert_found: Callable[...,
 # Kernel = stride in rows of channels: whole vectors and not, taps whose channels fill no vector, groups, several tiles and streams.
 ROWS = (
     *("n2_c40to24_i5x8x12_k2_s2_bias", "n1_c70to10_i3x5x7_k2_s2", "n3_c16to32_i4x4x8_k1x3x2_s1x3x2_bias", "n1_c33to9_i2x9x6_k2_s2_g3"),
-    *("n2_c64to16_i1x16x40_k2x2x4_s2x2x4", "n1_c24to40_i7x9x10_k1_bias"),
+    *("n2_c64to16_i1x16x40_k2x2x4_s2x2x4", "n1_c24to40_i7x9x10_k1_bias", "n1_c131to9_i2x3x5_k1x2x2_s1x2x2"),
 )
 
 
@@ -343,7 +343,7 @@ ROWS_MISTAKES = SHARED_MISTAKES | {
     "the first chunk's channels again": ("if (goes_on) from[q] = advanced(from[q], 2 * STAGED * SIZE);", ""),
     "the second half's channels again": ("from[q] + (inside ? half * STAGED : 0)", "from[q]"),
     "other lanes' copies not waited for": ("    if (copier.of_elements()) __syncwarp();  // all lanes' copies have landed", "    //"),
-    "the first chunk's neighbours again": ("load_unaligned(from[q] + begin", "load_unaligned(from[q] + half * STAGED"),
+    "the first chunk's neighbours again": ("copy_pieces<8>(target, from[q] + begin", "copy_pieces<8>(target, from[q] + half * STAGED"),
     "another group's vectors behind": ("          own[q] = later[q];\n", ""),
     "another voxel's channels": ("__shfl_sync(0xffffffffu, place, row)", "__shfl_sync(0xffffffffu, place, i)"),
     "weights in another order than columns": (
