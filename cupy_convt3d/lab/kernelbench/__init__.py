@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BackendError, KernelError, printable
+from ...limits import MOST_SECONDS
 from .processes import Supervisor
 
 TIME_LIMIT_S = 600.0
-MOST_TIME_S = 1e6  # what the system's calls take
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def examine(
         KernelError: the time limit is no positive finite number, or larger than a million, or the file builds with nvcc, and there is none.
         BackendError: PyTorch is missing, or the system is not Linux.
     """
-    if not (0 < time_limit_s <= MOST_TIME_S):
-        raise KernelError(f"time_limit_s is {time_limit_s}; must be a positive finite number of at most {MOST_TIME_S:g}")
+    if not (0 < time_limit_s <= MOST_SECONDS):
+        raise KernelError(f"time_limit_s is {time_limit_s}; must be a positive finite number of at most {MOST_SECONDS:g}")
     _require_nvcc(candidate)
     if supervisor is None:
         with Supervisor() as own:

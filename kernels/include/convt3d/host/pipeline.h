@@ -277,9 +277,8 @@ CONVT3D_RUNTIME inline void require_registers() {
   }
   if (held <= launched * state.count) return;
   describe_failure(
-      "registers: setmaxnreg asks for %u in all, and the block was launched with %u, %u for each of %u threads: a GPU waits "
-      "for "
-      "ever",
+      "registers: setmaxnreg asks for %u in all, and the block was launched with %u, %u for each of %u threads: "
+      "a GPU waits for ever",
       held, launched * state.count, launched, state.count);
 }
 
