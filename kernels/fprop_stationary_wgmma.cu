@@ -96,13 +96,11 @@ stages = "min(4, memory // stage_bytes)"
 
 [restrictions]
 "max(stride_d, stride_h, stride_w) <= 8 and max(kernel_d, kernel_h, kernel_w) <= 16" = "it has tables for strides of at most 8 and kernels of at most 16"
+"COLUMNS <= 128" = "a thread has no registers for a product of more columns"
 "classes * tile8 <= 32" = "a thread has no registers for the sums of all residue classes"
 "kernel_h * kernel_w * chunk_cells <= 256 and kernel_d * kernel_h * kernel_w * chunk_cells <= 512" = "its taps are too many to be written out one by one"
 "memory >= 2 * stage_bytes" = "the weights of a tile of channels pass the shared memory"
 "max(units, sets * chunks * chunk_cells * tile8 * 8 * kernel_d * kernel_h * kernel_w) <= 1000000000" = "the volume passes its 32-bit tile offsets"
-
-[spreads_nan]
-"merged > 1" = "groups that are put together have weights of zero from one to another"
 
 [cost]
 steps = "ceil_div(units, multiprocessors) * chunks * taps"
@@ -132,8 +130,8 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 // lies at the same offset from every block: a warp reads an input of its rows once, into registers, for all taps that meet there. Taps are written out one by one, as a binary's constants.
 //
 // The weights of a tile of channels are loaded once and stay, and the input streams through: as many warpgroups load as multiply, and turn
-// channels into cells of 16 bytes. Small groups may be put together as one, whose weights from group to group are zero: then a NaN in one reaches
-// the others.
+// channels into cells of 16 bytes. Small groups may be put together as one, whose weights from group to group are zero: what that makes NaN is
+// computed anew, by the definition.
 //
 // In NCDHW rows of 16, 32 or 64 blocks are put together in shared memory for each channel, at the place in 16 bytes that they have in the
 // output, and stored 16 bytes a thread whatever they begin at. Their ends share 32 bytes with neighbours: such a piece must be made whole soon, or the cache
@@ -164,6 +162,7 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 #include "convt3d/core/constant.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
 #include "convt3d/core/forget_memory.cuh"
+#include "convt3d/core/gathered.cuh"
 #include "convt3d/core/integers.cuh"
 #include "convt3d/core/layout.cuh"
 #include "convt3d/ptx/mma.cuh"
@@ -350,7 +349,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
                                    View<scalar_t> output, const int set_inputs, const int set_outputs, const int channel_tiles,
                                    const int tile8, const int chunks, const int chunk_cells, const int patch_w,
                                    const int tiles_d, const int tiles_h, const int tiles_w, const int weight_bytes,
-                                   const int run_bytes, const int runs, const int stages, const int sets, const int units) {
+                                   const int run_bytes, const int runs, const int stages, const int sets, const int units,
+                                   const View<const scalar_t> weight) {
   lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   const Epilogue epilogue{bias};
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -393,7 +393,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
   const int first_unit = units / teams * team + min(team, units % teams) + block % members;
   const int end_unit = units / teams * (team + 1) + min(team + 1, units % teams);
   const int count = team < teams ? max(0, ceil_div(end_unit - first_unit, members)) : 0;
-  Unit unit = unit_of(first_unit, problem.batch, tiles_d, tiles_h, tiles_w);
+  const Unit begin = unit_of(first_unit, problem.batch, tiles_d, tiles_h, tiles_w);
+  Unit unit = begin;
   const Unit step = unit_of(members, problem.batch, tiles_d, tiles_h, tiles_w);
   int slot = 0;
   unsigned parity = 0, weights_parity = 0;
@@ -511,6 +512,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
       SPECIALIZED(classes * class_sums <= 64 ? 2 : 1, 2);  // of 32 bytes of channels, whose rows a lane has at a time
   unsigned rows[2][STEPS_K][4];
   const unsigned first_weight = wgmma_operand(weight_base, static_cast<unsigned>(columns) * 16);
+  bool spoilt = false;  // some sum of groups that are put together was NaN
 
   for (int i = 0, set = -1; i < count; ++i, advance(unit, step, problem.batch, tiles_d, tiles_h, tiles_w)) {
     if (unit.set != set) {
@@ -595,7 +597,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
         CONSTANT int rank_d = TAPS_D.rank[ed], rank_h = TAPS_H.rank[eh], rank_w = TAPS_W.rank[NUMBER(ew)];
         CONSTANT bool reached = rank_d >= 0 && rank_h >= 0 && rank_w >= 0;
         CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
-        return reached ? sums[reached ? first + eight * 4 + half * 2 + c : 0] : start_of(eight, c);
+        const float sum = reached ? sums[reached ? first + eight * 4 + half * 2 + c : 0] : start_of(eight, c);
+        if (MERGE_GROUPS) spoilt = spoilt || sum != sum;
+        return sum;
       };
       const auto pair_of = [&](int eight, int half, int c) {
         float sums_of_pair[2];
@@ -770,5 +774,32 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
         }
       }
     });
+  }
+
+  if (!MERGE_GROUPS) return;
+  int* const spoilt_warps = reinterpret_cast<int*>(shared + HEADER) - CONSUMERS * 4;
+  const bool any = __any_sync(~0u, spoilt);
+  if (lane == 0) spoilt_warps[warp] = any;
+  sync_warpgroup(warpgroup);  // all outputs are stored
+  const int* const own = spoilt_warps + warpgroup * 4;
+  if ((own[0] | own[1] | own[2] | own[3]) == 0) return;
+  const int inputs = problem.in_channels / problem.groups, outputs = problem.out_channels / problem.groups;
+  const int height = patch_h * stride_h, width = row_blocks * stride_w;
+  unit = begin;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i, advance(unit, step, problem.batch, tiles_d, tiles_h, tiles_w)) {
+    const int first_channel = unit.set % channel_tiles * columns, channels = min(columns, set_outputs - first_channel);
+#pragma unroll 1
+    for (int at = thread % 128; at < channels * stride_d * height * width; at += 128) {
+      const int w = unit.w * width + at % width, h = unit.h * height + at / width % height,
+                d = (unit.d * CONSUMERS + warpgroup) * stride_d + at / width / height % stride_d;
+      const int channel = unit.set / channel_tiles * set_outputs + first_channel + at / width / height / stride_d;
+      if (d >= problem.output_size[0] || h >= problem.output_size[1] || w >= problem.output_size[2]) continue;
+      scalar_t* const y = output.at(unit.n, channel, d, h, w);
+      if (to_accum(*y) != to_accum(*y)) {
+        *y =
+            gathered(problem, input, weight, epilogue, unit.n, channel, channel % outputs, channel / outputs * inputs, d, h, w);
+      }
+    }
   }
 }

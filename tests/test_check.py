@@ -383,6 +383,19 @@ def test_32_bit_indices_of_a_plain_kernel_are_found() -> None:
     assert report.counterexample is not None and "32 bits" in report.counterexample.message, str(report)
 
 
+@pytest.mark.usefixtures("few_problems")
+def test_an_addition_that_is_not_atomic_is_a_race_where_sums_come_in_any_order() -> None:
+    """On one core threads take turns, so it loses nothing there: only the thread sanitizer sees it."""
+    scatter = registry.kernel("fprop_scatter")
+    wrong = scatter.source.replace("atomicAdd(sum, x * to_accum(*w));", "*sum += x * to_accum(*w);")
+    assert wrong != scatter.source
+    report = check(Kernel.from_source(wrong, "scatter"), backend="host", dtypes=["fp32"], examples=20)
+    assert report.counterexample is not None and "data race" in report.counterexample.message, str(report)
+    assert "--sanitize thread" in report.reproduce
+    report = check(Kernel.from_source(scatter.source, "scatter"), backend="host", dtypes=["fp32"], examples=20)
+    assert report.passed and report.tried["problems under the thread sanitizer"] > 4, str(report)
+
+
 FAR_PROBLEM = "n1_c65535to65535_i1x1024x66_k1x1x2_g65535"  # of other kinds 17 gigabytes would be touched
 KIND_ARGUMENTS: list[list[str]] = [
     ["--problem", "n1_c2to2_i2_k3_p1"],

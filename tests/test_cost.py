@@ -102,11 +102,14 @@ def test_candidates_are_what_a_trial_is_asked_for(own: Path) -> None:
     ]
 
 
-def test_a_configuration_that_spreads_nan_is_no_candidate(own: Path) -> None:
+def test_a_configuration_that_spreads_nan_is_no_candidate(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem.parse("n4_c32to32_i8x16x32_k3_s2_p1_g4")
     quicker_merged = Coefficients({"call": 1.0}, stump("tunables.MERGE_GROUPS", 0.5, 0.0, -1.0))
     known = KernelCost("fprop_stationary_wgmma", "bf16", quicker_merged, ({"MERGE_GROUPS": 1}, {"MERGE_GROUPS": 0}))
     Costs((CardCosts(CARD, (known,)),)).save(own)
+    found = choose(on("sm_90a"), "fprop", problem, "bf16").kernel
+    assert found is not None and (found.name, found.tunables["MERGE_GROUPS"]) == ("fprop_stationary_wgmma", 1)
+    monkeypatch.setattr(Kernel, "why_spreads_nan", lambda self, *_: "so" if self.tunables.get("MERGE_GROUPS") else None)
     found = choose(on("sm_90a"), "fprop", problem, "bf16").kernel
     assert found is not None and (found.name, found.tunables["MERGE_GROUPS"]) == ("fprop_stationary_wgmma", 0)
 

@@ -690,6 +690,8 @@ def test_how_blocks_are_shared_out() -> None:
         assert (n["sets"], n["patch_w"], n["stages"], launch.grid[0]) == (sets, patch, stages, grid), name
         assert n["set_inputs"] == Problem.parse(name).in_channels // Problem.parse(name).groups * merged, name
     assert "tables for strides" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k3_s9x1x1"), "bf16") or "")
+    wide = kernel.replace_tunables(COLUMNS=256)  # of 232 columns ptxas refuses the product
+    assert "of more columns" in (wide.why_not(Problem.parse("n1_c8to232_i8_k1"), "bf16") or "")
     assert "no registers" in (kernel.why_not(Problem.parse("n1_c8to8_i8_k4_s4"), "bf16") or "")
     assert "too many to be written out" in (kernel.why_not(Problem.parse("n1_c32to8_i8_k7"), "bf16") or "")
     assert "pass the shared memory" in (kernel.why_not(Problem.parse("n1_c512to32_i8_k3_s2"), "bf16") or "")

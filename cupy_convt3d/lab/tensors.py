@@ -17,8 +17,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = ("exact", "exact_wide", "random")
 SPOILT = ("nan", "inf")  # kinds with numbers that are not finite
 NARROW_KINDS = ("overflow", "cancel")  # kinds for `NARROW` dtypes
-SPECIAL_KINDS = (*SPOILT, *NARROW_KINDS)  # beside `KINDS`: a share of a check's examples
+LARGEST = ("fp32", "tf32x3")  # dtypes of kind "largest"
+SPECIAL_KINDS = (*SPOILT, *NARROW_KINDS, "largest")  # beside `KINDS`: a share of a check's examples
 NARROW = ("fp16", "bf16")
+_INFINITE_IN_TF32 = np.uint32(0x7F7FF000).view(np.float32)  # from here on
 # Below this bound B every partial sum of integers is exact in the accumulator, and for fp16 the result does not overflow.
 EXACT_LIMIT = {"fp64": 2**53, "fp32": 2**24, "fp16": 65504, "bf16": 2**24, "tf32": 2**24, "tf32x3": 2**24}
 WIDE = ("fp64", "fp32", "tf32x3")  # whose products keep the bits of "exact_wide"
@@ -53,7 +55,8 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
             "nan" and "inf": as "exact" with such numbers in one tensor, see `_spoil`; with infinities all signs are alike in most
             examples, so that only a product with zero makes NaN. "overflow" and "cancel" are for `NARROW` dtypes: integers of one
             sign times a power of two, with sums around the largest number; and as "exact_wide", of all the bits that an operand has,
-            so that partial sums need more, and those that cancel show each bit that was lost.
+            so that partial sums need more, and those that cancel show each bit that was lost. "largest" is for `LARGEST` dtypes: one
+            operand up to the largest number, which TF32 rounds to infinity (`as_multiplied`), and others so small that sums stay finite.
         seed: any integer from 0.
 
     Raises:
@@ -68,10 +71,12 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
     if kind == "random":
         precise: type = np.float64 if dtype_name == "fp64" else np.float32
         return {name: generator.standard_normal(shape, precise).astype(dtype, copy=False) for name, shape in read.items()}
+    if kind == "largest" and dtype_name in LARGEST:
+        return _draw_largest(generator, read, most_terms(pass_name, problem))
     if kind not in kinds_of(dtype_name):
         raise ProblemError(
             f"kind={kind!r}: must be one of {', '.join((*KINDS, *SPECIAL_KINDS))}, exact_wide only with {', '.join(WIDE)}, "
-            f"{' and '.join(NARROW_KINDS)} only with {', '.join(NARROW)}"
+            f"{' and '.join(NARROW_KINDS)} only with {', '.join(NARROW)}, largest only with {', '.join(LARGEST)}"
         )
     limit = EXACT_LIMIT[dtype_name if kind not in NARROW_KINDS else "bf16"]  # an fp16 result may overflow there
     largest_term = (limit - 1) / most_terms(pass_name, problem)  # what each term may come to
@@ -90,8 +95,30 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
 
 def kinds_of(dtype_name: str) -> tuple[str, ...]:
     """Return the kinds of tensors that there are in a dtype."""
-    left_out = {*(() if dtype_name in WIDE else ("exact_wide",)), *(() if dtype_name in NARROW else NARROW_KINDS)}
-    return tuple(kind for kind in (*KINDS, *SPECIAL_KINDS) if kind not in left_out)
+    only = {"exact_wide": WIDE, "largest": LARGEST, **dict.fromkeys(NARROW_KINDS, NARROW)}
+    return tuple(kind for kind in (*KINDS, *SPECIAL_KINDS) if dtype_name in only.get(kind, DTYPES))
+
+
+def as_multiplied(dtype_name: str, tensors: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the tensors of an example as its products have them: in tf32x3 what rounds to infinity in TF32 is infinite."""
+    if dtype_name != "tf32x3":
+        return tensors
+    infinite = {name: np.abs(array) >= _INFINITE_IN_TF32 for name, array in tensors.items() if name != "bias"}
+    return {**tensors, **{name: np.where(past, np.copysign(np.float32(np.inf), tensors[name]), tensors[name]) for name, past in infinite.items()}}
+
+
+def _draw_largest(generator: np.random.Generator, read: Mapping[str, tuple[int, ...]], terms: int) -> dict[str, Array]:
+    """Draw the first tensor up to the largest number, which itself stands in a few places, and others so small that no sum passes half of it."""
+    most = np.finfo(np.float32).max
+    first, *others = read
+    arrays = {first: generator.uniform(0.5, 1, read[first]) * most * (1 - 2.0**-11)}  # finite in TF32 too
+    if arrays[first].size:
+        arrays[first].reshape(-1)[_some(generator, arrays[first].size, int(generator.integers(0, 4)))] = most
+    for name in others:
+        arrays[name] = generator.uniform(0.25, 0.5, read[name]) / terms * (most if name == "bias" else 1)
+    return {
+        name: (array * np.where(generator.integers(0, 2, array.shape, np.int8), 1, -1)).astype(np.float32) for name, array in arrays.items()
+    }
 
 
 def _spoil(generator: np.random.Generator, tensors: dict[str, Array], value: float) -> None:

@@ -32,7 +32,7 @@ from ..progress import Progress
 from ..run.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems, largest_tensor, takes_far_strides
 from ..run.verify import APART, LATE, Outcome
 from ..run.worker import InProcess, Worker
-from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, WIDE
+from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, SPOILT, WIDE
 from .arguments import check_arguments
 from .corners import corner_problems
 from .examples import (
@@ -61,6 +61,7 @@ from .report import (
     FAR_STRIDES,
     KIND,
     NAMED,
+    RACES,
     SEARCHED,
     SECOND_RUNS,
     TILES,
@@ -168,7 +169,8 @@ def check(
         raise BackendError(f"sanitize={sanitize!r}, sandbox={sandbox}, in_process=True: these need a process of their own")
     name = search.report.backend
     own = InProcess(search.kernel, name) if in_process else Worker(search.kernel, name, sanitize, time_limit_s, sandboxed=sandbox)
-    with own as search.worker, ThreadPoolExecutor(1) as search.compiler:
+    search.sandbox = sandbox
+    with own as search.worker, search.opened, ThreadPoolExecutor(1) as search.compiler:
         search.precompile(sanitize, alone=len(search.only) == 1)
         try:
             if search.only:
@@ -205,7 +207,7 @@ def first_failure(
     search = _Search(kernel, worker.backend, dtypes, kinds, worker.sanitizer, None, worker.time_limit_s)
     search.worker, worker.kernel = worker, kernel
     try:
-        with ThreadPoolExecutor(1) as search.compiler:
+        with search.opened, ThreadPoolExecutor(1) as search.compiler:
             (search.run_random if drawn_only else search.run_all)(examples, 0)
     except _Found:
         return search.failure
@@ -256,6 +258,7 @@ class _Search:
         self.only: tuple[Problem, ...] = ()
         self.total = 0
         self.failure: tuple[Example, Outcome] | None = None
+        self.sandbox, self.opened = False, contextlib.ExitStack()
 
     def precompile(self, sanitize: str | None, alone: bool) -> None:
         """Compile while the child is still importing; it then finds the binaries in the cache.
@@ -377,6 +380,7 @@ class _Search:
             self.run_far()
         if self.pairs:
             self.run_random(examples, seed)
+            self.run_races()
 
     def run_only(self, seed: int) -> None:
         pairs = (*self.pairs, *((FAR, dtype) for dtype in self.report.dtypes if self.far_asked))
@@ -520,12 +524,16 @@ class _Search:
             self.worker.kernel, generator = configuration, random.Random(seed)
             draw = partial(strategies.draw_problem, generator.randint, self.kernel.pass_name, tiles=tiles(configuration))
             drawn = [(draw(), number) for number in range(_SEARCHED_DRAWN)]
-            for problem, number in (*modes(configuration, dtype), *((p, 0) for p in self.corners[place::2]), *drawn) if kinds else ():
+            spoilt = [kind for kind, instance in self.pairs if instance == dtype and kind in SPOILT]
+            asked = (*modes(configuration, dtype), *((p, 0) for p in self.corners[place::2]), *drawn)
+            for turn, (problem, number) in enumerate(asked if kinds else ()):
                 fit = fitting(configuration, problem, dtype)
                 if fit is None:
                     self.refused(SEARCHED, problem, dtype, configuration)
                 elif self.can_run(SEARCHED, configuration, fit, dtype):
                     yield self.ask(SEARCHED, fit, dtype, kinds[0], number)
+                    if spoilt and turn % 2 == 0:
+                        yield self.ask(SEARCHED, fit, dtype, spoilt[turn // 2 % len(spoilt)], spoilt_seed(number, turn))
 
     def run_far(self) -> None:
         """Run tensors past 2^31 elements in their last blocks, and with strides past 2^32, in the smallest of the dtypes."""
@@ -560,6 +568,28 @@ class _Search:
             fit = fitting(self.kernel, problem, dtype)
             return fit if fit is not None and largest_tensor(fit) >= 2**31 else None
         return None
+
+    def run_races(self) -> None:
+        """Run the named problems under the thread sanitizer too, where threads may add to one output in any order.
+
+        On one core threads take turns, so an addition that is not atomic loses none there.
+        """
+        if self.kernel.deterministic or self.sanitize is not None or not isinstance(self.worker, Worker):
+            return
+        if self.worker.backend != "host":
+            self.report.leave_out(RACES, "the host backend alone has a thread sanitizer (--backend host)")
+            return
+        kinds = [kind for kind, _ in self.pairs if kind in KINDS]
+        try:
+            raced = Worker(self.kernel, "host", "thread", self.time_limit_s, sandboxed=self.sandbox)
+        except BackendError as error:
+            self.report.leave_out(RACES, str(error))
+            return
+        judged, self.worker = self.worker, self.opened.enter_context(raced)
+        for problem, dtype in product(self.edges(), self.report.dtypes[:1]):
+            if kinds and self.can_run(RACES, self.kernel, problem, dtype, _MOST_SANITIZED_THREADS) and self.accepts(problem, dtype):
+                self.run(RACES, problem, dtype, kinds[0], 0)
+        self.worker = judged
 
     def known(self) -> list[Problem]:
         """Return the problems that a share of the drawn ones is near to: those of modes, tails and corners."""
@@ -617,7 +647,7 @@ class _Search:
             smallest.problem, smallest.dtype, smallest.kind, smallest.seed, found.message, found.index, found.expected, found.got,
             tuple(smallest.kernel.changed_tunables.items()),
         )  # fmt: skip
-        self.report.reproduce = reproduce(smallest, self.report.backend, self.sanitize)
+        self.report.reproduce = reproduce(smallest, self.report.backend, self.worker.sanitizer)
 
     def judge_coverage(self) -> None:
         """Count the named classes; a class of which no known problem is allowed is not the check's to reach."""

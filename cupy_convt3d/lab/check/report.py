@@ -12,6 +12,7 @@ from ...problem import Problem
 NAMED, TILES, DRAWN = "named problems", "problems of tiles and layouts", "drawn problems"
 CORNERS, SEARCHED = "problems at corners of the declaration", "problems of values to search"
 FAR_PROBLEMS, FAR_STRIDES = "far problems", "problems with far strides"
+RACES = "problems under the thread sanitizer"
 KIND, SECOND_RUNS = "kinds of tensors", "second runs"
 
 
