@@ -85,11 +85,13 @@ packed_weight = "in_channels * taps * thread_tiles * thread_channels"
 input_cells = "batch // images * in_channels * cells * 4"
 [[launch]]
 symbol = "convt3d_pack_flattened_weight"
+general = true
 grid = "ceil_div(in_channels * taps * thread_tiles * thread_channels, 256)"
 block = 256
 packs = "packed_weight"
 [[launch]]
 symbol = "convt3d_flatten_input"
+general = true
 grid = "batch // images * ceil_div(in_channels, 8) * ceil_div(cells, 256)"
 block = 256
 prepares = "input_cells"

@@ -145,12 +145,14 @@ input_cells = "cells_launch * groups * chunks * parts * chunk_cells * input_d * 
 
 [[launch]]
 symbol = "convt3d_pack_rolling_weight"
+general = true
 packs = "packed_weight"
 grid = "groups * channel_tiles * kernel_h * row_taps * chunks * ceil_div(chunk_cells * slots * merged_w * slot_tiles * 8, 256)"
 block = 256
 
 [[launch]]
 symbol = "convt3d_lay_out_cells"
+general = true
 when = "cells_launch"
 prepares = "input_cells"
 grid = "input_d * groups * chunks * ceil_div(span, 256) if batch > 0 else 0"
