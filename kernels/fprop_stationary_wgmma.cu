@@ -559,51 +559,42 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
       const unsigned b_chunk =
           first_weight + static_cast<unsigned>(chunk * TAPS_D.count * TAPS_H.count * TAPS_W.count * cells * columns);
       CONSTANT int batches = (cells / 2 + STEPS_K - 1) / STEPS_K;
-      // An input's rows are read once for all taps that meet there, while those of the input before are multiplied.
-      FOR_EACH(TAPS_D.steps)([&](auto at_d) {
-        FOR_EACH(TAPS_H.steps)([&](auto at_h) {
-          FOR_EACH(TAPS_W.steps)([&](auto at_w) {
-            FOR_EACH(batches)([&](auto batch) {
-              CONSTANT int number =
-                  ((NUMBER(at_d) * TAPS_H.steps + NUMBER(at_h)) * TAPS_W.steps + NUMBER(at_w)) * batches + NUMBER(batch);
-              CONSTANT int first_d = TAPS_D.step_first[NUMBER(at_d)], first_h = TAPS_H.step_first[NUMBER(at_h)],
-                           first_w = TAPS_W.step_first[NUMBER(at_w)];
-              CONSTANT int place =
-                  ((TAPS_D.ahead[first_d] - lowest_d) * window_h + TAPS_H.ahead[first_h] - lowest_h) * window_w +
-                  TAPS_W.ahead[first_w] - lowest_w;
-              CONSTANT int first_k = NUMBER(batch) * STEPS_K;
-              auto& own = rows[number % 2];
+      // An input's rows are read once for all taps that meet there, while those of the input before are multiplied. (One loop over all
+      // inputs and one over their taps: nested loops take the compiler longer.)
+      FOR_EACH(TAPS_D.steps * TAPS_H.steps * TAPS_W.steps * batches)([&](auto at) {
+        CONSTANT int number = NUMBER(at), at_w = number / batches % TAPS_W.steps,
+                     at_h = number / batches / TAPS_W.steps % TAPS_H.steps,
+                     at_d = number / batches / TAPS_W.steps / TAPS_H.steps;
+        CONSTANT int first_d = TAPS_D.step_first[at_d], first_h = TAPS_H.step_first[at_h], first_w = TAPS_W.step_first[at_w];
+        CONSTANT int place = ((TAPS_D.ahead[first_d] - lowest_d) * window_h + TAPS_H.ahead[first_h] - lowest_h) * window_w +
+                             TAPS_W.ahead[first_w] - lowest_w;
+        CONSTANT int first_k = number % batches * STEPS_K;
+        auto& own = rows[number % 2];
 #pragma unroll
-              for (int k = 0; k < STEPS_K; ++k) {
-                if ((first_k + k) * 2 < cells) {
-                  ldmatrix_x4(own[k], a_chunk + static_cast<unsigned>((place + (first_k + k) * 2 * positions) * 16));
-                }
-              }
-              wgmma_fence();
-              FOR_EACH(TAPS_D.step_taps[NUMBER(at_d)])([&](auto more_d) {
-                FOR_EACH(TAPS_H.step_taps[NUMBER(at_h)])([&](auto more_h) {
-                  FOR_EACH(TAPS_W.step_taps[NUMBER(at_w)])([&](auto more_w) {
-                    CONSTANT int td = first_d + NUMBER(more_d), th = first_h + NUMBER(more_h), tw = first_w + NUMBER(more_w);
-                    CONSTANT int rank_d = TAPS_D.rank[TAPS_D.place[td]], rank_h = TAPS_H.rank[TAPS_H.place[th]],
-                                 rank_w = TAPS_W.rank[TAPS_W.place[tw]];
-                    CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
-                    CONSTANT int tap = (td * TAPS_H.count + th) * TAPS_W.count + tw;
-                    const unsigned b = b_chunk + static_cast<unsigned>(tap * cells * columns);
+        for (int k = 0; k < STEPS_K; ++k) {
+          if ((first_k + k) * 2 < cells) {
+            ldmatrix_x4(own[k], a_chunk + static_cast<unsigned>((place + (first_k + k) * 2 * positions) * 16));
+          }
+        }
+        CONSTANT int more_h = TAPS_H.step_taps[at_h], more_w = TAPS_W.step_taps[at_w];
+        wgmma_fence();
+        FOR_EACH(TAPS_D.step_taps[at_d] * more_h * more_w)([&](auto more) {
+          CONSTANT int td = first_d + NUMBER(more) / more_w / more_h, th = first_h + NUMBER(more) / more_w % more_h,
+                       tw = first_w + NUMBER(more) % more_w;
+          CONSTANT int rank_d = TAPS_D.rank[TAPS_D.place[td]], rank_h = TAPS_H.rank[TAPS_H.place[th]],
+                       rank_w = TAPS_W.rank[TAPS_W.place[tw]];
+          CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
+          CONSTANT int tap = (td * TAPS_H.count + th) * TAPS_W.count + tw;
+          const unsigned b = b_chunk + static_cast<unsigned>(tap * cells * columns);
 #pragma unroll
-                    for (int k = 0; k < STEPS_K; ++k) {
-                      if ((first_k + k) * 2 < cells) {
-                        wgmma_registers(&sums[first], own[k], b + static_cast<unsigned>((first_k + k) * 2 * columns), 1u,
-                                        columns);
-                      }
-                    }
-                  });
-                });
-              });
-              wgmma_commit();
-              wgmma_wait<1>();  // the other rows have been multiplied
-            });
-          });
+          for (int k = 0; k < STEPS_K; ++k) {
+            if ((first_k + k) * 2 < cells) {
+              wgmma_registers(&sums[first], own[k], b + static_cast<unsigned>((first_k + k) * 2 * columns), 1u, columns);
+            }
+          }
         });
+        wgmma_commit();
+        wgmma_wait<1>();  // the other rows have been multiplied
       });
       mbarrier_arrive(empty + static_cast<unsigned>(slot) * 8);
       if (TAPS_D.steps * TAPS_H.steps * TAPS_W.steps * batches % 2 != 0)
@@ -613,137 +604,134 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS * 256, 1)
 
     // Rows lane / 4 and lane / 4 + 8 of a warp's 16: of a row of blocks, or of two neighbouring rows of 8.
     const int block_d = unit.d * CONSUMERS + warpgroup, block_h = unit.h * patch_h, block_w = unit.w * row_blocks;
-    FOR_EACH(stride_d)([&](auto ed) {
-      FOR_EACH(stride_h)([&](auto eh) {
-        forget_memory();
-        const int thread_now = computed_anew(thread) % 128, row = thread_now / 32 * 16 + thread_now % 32 / 4;
-        quad = thread_now % 4;
-        // The output of a place `ew` of w: with no taps, the bias.
-        const auto sum_of = [&](auto ew, int eight, int half, int c) {
-          CONSTANT int rank_d = TAPS_D.rank[NUMBER(ed)], rank_h = TAPS_H.rank[NUMBER(eh)], rank_w = TAPS_W.rank[NUMBER(ew)];
-          CONSTANT bool reached = rank_d >= 0 && rank_h >= 0 && rank_w >= 0;
-          CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
-          return reached ? sums[reached ? first + eight * 4 + half * 2 + c : 0] : start_of(eight, c);
+    FOR_EACH(stride_d * stride_h)([&](auto e) {
+      CONSTANT int ed = NUMBER(e) / stride_h, eh = NUMBER(e) % stride_h;
+      forget_memory();
+      const int thread_now = computed_anew(thread) % 128, row = thread_now / 32 * 16 + thread_now % 32 / 4;
+      quad = thread_now % 4;
+      // The output of a place `ew` of w: with no taps, the bias.
+      const auto sum_of = [&](auto ew, int eight, int half, int c) {
+        CONSTANT int rank_d = TAPS_D.rank[ed], rank_h = TAPS_H.rank[eh], rank_w = TAPS_W.rank[NUMBER(ew)];
+        CONSTANT bool reached = rank_d >= 0 && rank_h >= 0 && rank_w >= 0;
+        CONSTANT int first = ((rank_d * TAPS_H.classes + rank_h) * TAPS_W.classes + rank_w) * class_sums;
+        return reached ? sums[reached ? first + eight * 4 + half * 2 + c : 0] : start_of(eight, c);
+      };
+      const auto pair_of = [&](int eight, int half, int c) {
+        float sums_of_pair[2];
+        FOR_EACH(2)([&](auto ew) { sums_of_pair[NUMBER(ew)] = sum_of(ew, eight, half, c); });
+        return epilogue.finish_pair(sums_of_pair[0], sums_of_pair[1]);
+      };
+      const int d = block_d * stride_d + ed;
+      if (in_runs) {
+        const int h = block_h * stride_h + eh, w = block_w * stride_w;
+        const index_t origin = unit.n * output.stride[0] + (group_channel + first_channel) * output.stride[1] +
+                               d * output.stride[2] + h * output.stride[3] + w * output.stride[4];
+        scalar_t* const run = own_runs + turn * (run_bytes / static_cast<int>(sizeof(scalar_t)));
+        if (++turn == runs) turn = 0;
+        if (runs == 1) sync_warpgroup(warpgroup);  // what it held has been stored; of two runs, a barrier ago
+        // A column's elements begin at the place in 16 bytes that they have in the output; pairs of them at an even one, perhaps one
+        // behind. Columns that are VECTOR apart begin at the same place.
+        const unsigned first_element =
+            static_cast<unsigned>(reinterpret_cast<unsigned long long>(output.data) / sizeof(scalar_t)) +
+            static_cast<unsigned>(origin);
+        const index_t next_row = stride_h * output.stride[3];
+        const auto shift_of = [&](unsigned column, int patch_row) {
+          return (first_element + column * static_cast<unsigned>(output.stride[1]) +
+                  static_cast<unsigned>(patch_row) * static_cast<unsigned>(next_row)) %
+                 VECTOR;
         };
-        const auto pair_of = [&](int eight, int half, int c) {
-          float sums_of_pair[2];
-          FOR_EACH(2)([&](auto ew) { sums_of_pair[NUMBER(ew)] = sum_of(ew, eight, half, c); });
-          return epilogue.finish_pair(sums_of_pair[0], sums_of_pair[1]);
+        const auto begin_of = [&](unsigned column, unsigned shift) {
+          return column * run_pitch + (in_pairs ? shift + shift % 2 : shift);
         };
-        const int d = block_d * stride_d + NUMBER(ed);
-        if (in_runs) {
-          const int h = block_h * stride_h + NUMBER(eh), w = block_w * stride_w;
-          const index_t origin = unit.n * output.stride[0] + (group_channel + first_channel) * output.stride[1] +
-                                 d * output.stride[2] + h * output.stride[3] + w * output.stride[4];
-          scalar_t* const run = own_runs + turn * (run_bytes / static_cast<int>(sizeof(scalar_t)));
-          if (++turn == runs) turn = 0;
-          if (runs == 1) sync_warpgroup(warpgroup);  // what it held has been stored; of two runs, a barrier ago
-          // A column's elements begin at the place in 16 bytes that they have in the output; pairs of them at an even one, perhaps one
-          // behind. Columns that are VECTOR apart begin at the same place.
-          const unsigned first_element =
-              static_cast<unsigned>(reinterpret_cast<unsigned long long>(output.data) / sizeof(scalar_t)) +
-              static_cast<unsigned>(origin);
-          const index_t next_row = stride_h * output.stride[3];
-          const auto shift_of = [&](unsigned column, int patch_row) {
-            return (first_element + column * static_cast<unsigned>(output.stride[1]) +
-                    static_cast<unsigned>(patch_row) * static_cast<unsigned>(next_row)) %
-                   VECTOR;
-          };
-          const auto begin_of = [&](unsigned column, unsigned shift) {
-            return column * run_pitch + (in_pairs ? shift + shift % 2 : shift);
-          };
 #pragma unroll
-          for (unsigned c = 0; c < 2; ++c) {
-            const unsigned first = static_cast<unsigned>(quad) * 2 + c;
-            const int patch_row = row / row_blocks;
-            scalar_t* const begin = run + patch_row * columns * run_pitch + begin_of(first, shift_of(first, patch_row)) +
-                                    row % row_blocks * stride_w;
+        for (unsigned c = 0; c < 2; ++c) {
+          const unsigned first = static_cast<unsigned>(quad) * 2 + c;
+          const int patch_row = row / row_blocks;
+          scalar_t* const begin =
+              run + patch_row * columns * run_pitch + begin_of(first, shift_of(first, patch_row)) + row % row_blocks * stride_w;
 #pragma unroll
-            for (int eight = 0; eight < columns / 8; ++eight) {
+          for (int eight = 0; eight < columns / 8; ++eight) {
 #pragma unroll
-              for (int half = 0; half < 2; ++half) {
-                scalar_t* const place = begin + eight * 8 * run_pitch + half * 8 * stride_w;
-                if (in_pairs) {
-                  *reinterpret_cast<FinishedPair*>(place) = pair_of(eight, half, static_cast<int>(c));
-                } else {
-                  FOR_EACH(stride_w)(
-                      [&](auto ew) { place[NUMBER(ew)] = epilogue.finish(sum_of(ew, eight, half, static_cast<int>(c))); });
-                }
+            for (int half = 0; half < 2; ++half) {
+              scalar_t* const place = begin + eight * 8 * run_pitch + half * 8 * stride_w;
+              if (in_pairs) {
+                *reinterpret_cast<FinishedPair*>(place) = pair_of(eight, half, static_cast<int>(c));
+              } else {
+                FOR_EACH(stride_w)(
+                    [&](auto ew) { place[NUMBER(ew)] = epilogue.finish(sum_of(ew, eight, half, static_cast<int>(c))); });
               }
             }
           }
-          sync_warpgroup(warpgroup);
-          if (d >= problem.output_size[0]) return;
-          // So many threads for a column and every other that begins at the same place: each stores 16 bytes, and perhaps an element before
-          // or behind all of these.
-          CONSTANT unsigned row_cells = row_blocks * stride_w / VECTOR, threads = in_pairs && row_cells > 16 ? row_cells : 16;
-          CONSTANT int apart = 128 / static_cast<int>(threads);
-          const unsigned length = static_cast<unsigned>(min(row_blocks * stride_w, problem.output_size[2] - w));
-          const unsigned cell = static_cast<unsigned>(thread_now) % threads,
-                         column = static_cast<unsigned>(thread_now) / threads;
-          const index_t ahead = apart * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
-          const int left = set_outputs - first_channel - static_cast<int>(column);
-#pragma unroll
-          for (int patch_row = 0; patch_row < patch_h; ++patch_row) {
-            if (h + patch_row * stride_h >= problem.output_size[1]) return;
-            const scalar_t* const line = run + patch_row * columns * run_pitch;
-            scalar_t* const target = output.data + origin + patch_row * next_row;
-            const unsigned shift = shift_of(column, patch_row), head = min((0u - shift) % VECTOR, length),
-                           whole = (length - head) / VECTOR;
-            const unsigned edge = cell < VECTOR ? cell : head + (whole - 1) * VECTOR + cell;
-            const bool has_edge = edge < (cell < VECTOR ? head : length);
-            const scalar_t* const from_edge = has_edge ? line + begin_of(column, shift) + edge : line;
-            const Cell* const from_cell = reinterpret_cast<const Cell*>(line + column * run_pitch + (shift == 0 ? 0u : VECTOR));
-            scalar_t* to_edge = target + (column * output.stride[1] + edge);
-            scalar_t* to_cell = target + (column * output.stride[1] + (head + cell * VECTOR));
-#pragma unroll
-            for (int at = 0; at < columns; at += apart) {
-              if (has_edge && at < left) *to_edge = from_edge[at * run_pitch];
-#pragma unroll
-              for (unsigned more = 0; more < row_cells; more += threads) {
-                Cell kept = from_cell[at * run_pitch / VECTOR + min(cell + more, row_cells - 1)];
-                if (in_pairs) kept = moved_cell(kept, shift % 2 != 0);
-                if (cell + more < whole && at < left) store_in_order(to_cell + more * VECTOR, kept);
-              }
-              to_edge = advanced(to_edge, ahead), to_cell = advanced(to_cell, ahead);
-            }
-          }
-          return;
         }
+        sync_warpgroup(warpgroup);
+        if (d >= problem.output_size[0]) return;
+        // So many threads for a column and every other that begins at the same place: each stores 16 bytes, and perhaps an element before
+        // or behind all of these.
+        CONSTANT unsigned row_cells = row_blocks * stride_w / VECTOR, threads = in_pairs && row_cells > 16 ? row_cells : 16;
+        CONSTANT int apart = 128 / static_cast<int>(threads);
+        const unsigned length = static_cast<unsigned>(min(row_blocks * stride_w, problem.output_size[2] - w));
+        const unsigned cell = static_cast<unsigned>(thread_now) % threads, column = static_cast<unsigned>(thread_now) / threads;
+        const index_t ahead = apart * output.stride[1] * static_cast<index_t>(sizeof(scalar_t));
+        const int left = set_outputs - first_channel - static_cast<int>(column);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int m = row + half * 8, h = (block_h + m / row_blocks) * stride_h + NUMBER(eh),
-                    w = (block_w + m % row_blocks) * stride_w;
-          const bool live = d < problem.output_size[0] && h < problem.output_size[1];
-          scalar_t* target = output.at(unit.n, group_channel + first_channel + quad * 2, d, h, w);
+        for (int patch_row = 0; patch_row < patch_h; ++patch_row) {
+          if (h + patch_row * stride_h >= problem.output_size[1]) return;
+          const scalar_t* const line = run + patch_row * columns * run_pitch;
+          scalar_t* const target = output.data + origin + patch_row * next_row;
+          const unsigned shift = shift_of(column, patch_row), head = min((0u - shift) % VECTOR, length),
+                         whole = (length - head) / VECTOR;
+          const unsigned edge = cell < VECTOR ? cell : head + (whole - 1) * VECTOR + cell;
+          const bool has_edge = edge < (cell < VECTOR ? head : length);
+          const scalar_t* const from_edge = has_edge ? line + begin_of(column, shift) + edge : line;
+          const Cell* const from_cell = reinterpret_cast<const Cell*>(line + column * run_pitch + (shift == 0 ? 0u : VECTOR));
+          scalar_t* to_edge = target + (column * output.stride[1] + edge);
+          scalar_t* to_cell = target + (column * output.stride[1] + (head + cell * VECTOR));
 #pragma unroll
-          for (int eight = 0; eight < columns / 8; ++eight, target += 8 * output.stride[1]) {
-            const int left = set_outputs - first_channel - eight * 8 - quad * 2;
-            if (even_channels) {
-              FOR_EACH(stride_w)([&](auto ew) {
-                const FinishedPair pair = epilogue.finish_pair(sum_of(ew, eight, half, 0), sum_of(ew, eight, half, 1));
-                if (live && w + NUMBER(ew) < problem.output_size[2] && left > 0) {
-                  *reinterpret_cast<FinishedPair*>(target + NUMBER(ew) * output.stride[4]) = pair;
-                }
-              });
+          for (int at = 0; at < columns; at += apart) {
+            if (has_edge && at < left) *to_edge = from_edge[at * run_pitch];
+#pragma unroll
+            for (unsigned more = 0; more < row_cells; more += threads) {
+              Cell kept = from_cell[at * run_pitch / VECTOR + min(cell + more, row_cells - 1)];
+              if (in_pairs) kept = moved_cell(kept, shift % 2 != 0);
+              if (cell + more < whole && at < left) store_in_order(to_cell + more * VECTOR, kept);
+            }
+            to_edge = advanced(to_edge, ahead), to_cell = advanced(to_cell, ahead);
+          }
+        }
+        return;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int m = row + half * 8, h = (block_h + m / row_blocks) * stride_h + eh, w = (block_w + m % row_blocks) * stride_w;
+        const bool live = d < problem.output_size[0] && h < problem.output_size[1];
+        scalar_t* target = output.at(unit.n, group_channel + first_channel + quad * 2, d, h, w);
+#pragma unroll
+        for (int eight = 0; eight < columns / 8; ++eight, target += 8 * output.stride[1]) {
+          const int left = set_outputs - first_channel - eight * 8 - quad * 2;
+          if (even_channels) {
+            FOR_EACH(stride_w)([&](auto ew) {
+              const FinishedPair pair = epilogue.finish_pair(sum_of(ew, eight, half, 0), sum_of(ew, eight, half, 1));
+              if (live && w + NUMBER(ew) < problem.output_size[2] && left > 0) {
+                *reinterpret_cast<FinishedPair*>(target + NUMBER(ew) * output.stride[4]) = pair;
+              }
+            });
+            continue;
+          }
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            scalar_t* const place = target + c * output.stride[1];
+            if (even_rows) {
+              const FinishedPair pair = pair_of(eight, half, c);
+              if (live && w < problem.output_size[2] && left > c) *reinterpret_cast<FinishedPair*>(place) = pair;
               continue;
             }
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-              scalar_t* const place = target + c * output.stride[1];
-              if (even_rows) {
-                const FinishedPair pair = pair_of(eight, half, c);
-                if (live && w < problem.output_size[2] && left > c) *reinterpret_cast<FinishedPair*>(place) = pair;
-                continue;
-              }
-              FOR_EACH(stride_w)([&](auto ew) {
-                const scalar_t sum = epilogue.finish(sum_of(ew, eight, half, c));
-                if (live && w + NUMBER(ew) < problem.output_size[2] && left > c) place[NUMBER(ew) * output.stride[4]] = sum;
-              });
-            }
+            FOR_EACH(stride_w)([&](auto ew) {
+              const scalar_t sum = epilogue.finish(sum_of(ew, eight, half, c));
+              if (live && w + NUMBER(ew) < problem.output_size[2] && left > c) place[NUMBER(ew) * output.stride[4]] = sum;
+            });
           }
         }
-      });
+      }
     });
   }
 }

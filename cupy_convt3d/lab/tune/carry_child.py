@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 import sys
+from collections import Counter
 from typing import Any
 
+_VARIABLE = re.compile(r"\.global .*?([\w$]+)(?:\[\d*\])?(?: = .*)?;")  # such as the tables of numbers that a compiler has used up
 _PLANNED = ("symbol", "grid", "block", "shared_bytes", "packs", "prepares", "beside")
 
 
@@ -74,7 +77,8 @@ def _source(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the digest of an instance's PTX, without lines: where it is the same, so is what the assembler makes of it."""
+    """Return the digest of an instance's PTX, without lines and variables that nothing names: where it is the same, so is what the
+    assembler makes of it."""
     from cupy.cuda import nvrtc
 
     from cupy_convt3d import cache
@@ -82,7 +86,7 @@ def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
 
     instance, arch = _instance(asked)[0], str(asked["arch"])
     options = compiler_options(instance, arch.replace("sm_", "compute_"))
-    name = f"{instance.kernel.name}-{arch}-{instance.key('cuda', version(), *options)}.assembly"
+    name = f"{instance.kernel.name}-{arch}-{instance.key('cuda', version(), *options)}.ptx"
     if (known := cache.load(name)) is not None:
         return {"": known.decode()}
     program = nvrtc.createProgram(device_source(instance), "kernel.cu", (), ())
@@ -90,8 +94,10 @@ def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
     text = nvrtc.getPTX(program)
     nvrtc.destroyProgram(program)
     lines = (line.strip() for line in (text if isinstance(text, str) else text.decode()).partition(".section")[0].splitlines())
-    kept = (line for line in lines if not line.startswith((".loc", ".file", "//", "$L__tmp", "$L__func")))
-    digest = hashlib.sha256("\n".join(kept).encode()).hexdigest()
+    kept = [line for line in lines if not line.startswith((".loc", ".file", "//", "$L__tmp", "$L__func"))]
+    names = Counter(name for line in kept for name in re.findall(r"[\w$]+", line))
+    used = (line for line in kept if not ((variable := _VARIABLE.fullmatch(line)) and names[variable[1]] == 1))
+    digest = hashlib.sha256("\n".join(used).encode()).hexdigest()
     cache.store(name, digest.encode())
     return {"": digest}
 
