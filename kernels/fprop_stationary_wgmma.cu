@@ -57,8 +57,8 @@ more_h = "ceil_div(padding_h, stride_h) - lowest_h"
 more_w = "ceil_div(padding_w, stride_w) - lowest_w"
 tap_bytes = "kernel_d * kernel_h * kernel_w * chunks * chunk_cells * 128"
 
-# Output blocks of stride_d x stride_h x stride_w. A warpgroup has a patch of 64: whole rows, or 64 of one, which are stored as runs; or 8 x 8
-# where rows need more than 5/4 of the tiles (twice as many where 8 x 8 could not store pairs), or more than shared memory.
+# Output blocks of stride_d x stride_h x stride_w. A warpgroup has a patch of 64: 8 x 8, or whole rows or 64 blocks of one, which are stored as
+# runs. Runs cost more than pairs that fill pieces of 32 bytes, and less than what 8 x 8 stores where rows are odd or begin amid such a piece.
 blocks_d = "ceil_div(output_d, stride_d)"
 blocks_h = "ceil_div(output_h, stride_h)"
 blocks_w = "ceil_div(output_w, stride_w)"
@@ -66,8 +66,9 @@ row_w = "16 if blocks_w <= 16 else 32 if blocks_w <= 32 else 64"
 row_h = "64 // row_w"
 row_tiles = "ceil_div(blocks_w, row_w) * ceil_div(blocks_h, row_h)"
 row_bytes = "32 * chunk_cells * (window_d * (row_h + more_h) * (row_w + more_w) + 1) + CONSUMERS * 8 * (64 * stride_w * itemsize + 16 * row_h)"
-most_tiles = "ceil_div(blocks_w, 8) * ceil_div(blocks_h, 8) * (5 if stride_w == 2 and output_w % 2 == 0 else 8)"
-in_rows = "4 * row_tiles <= most_tiles and tap_bytes + row_bytes <= 231424"
+torn = "stride_w == 2 and (output_w % 2 == 1 or row_w == 64 and output_w * itemsize % 32 > 0)"
+worth = "5 if torn else 4 if row_w == 64 or stride_w != 2 else 3"  # quarters of the tiles of 8 x 8 that rows may need
+in_rows = "4 * row_tiles <= worth * ceil_div(blocks_w, 8) * ceil_div(blocks_h, 8) and tap_bytes + row_bytes <= 231424"
 patch_w = "row_w if in_rows else 8"
 patch_h = "64 // patch_w"
 tiles_d = "ceil_div(blocks_d, CONSUMERS)"
