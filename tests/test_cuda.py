@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -251,6 +252,38 @@ def test_what_a_plan_launches_is_the_same_code_in_a_binary_of_its_own(name: str,
 
 
 @pytest.mark.slow
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if kernel.functions[1]])
+def test_general_functions_have_one_binary(name: str, empty_cache: None) -> None:
+    """It is the same for all problems and tunables, and so is its code: what was measured with a binary of all functions holds."""
+    kernel = kernels()[name]
+    own, general = kernel.functions
+    dtype = kernel.dtypes[-1]
+    problem = next(p for p in suite("named").values() if kernel.why_not(p, dtype) is None)
+    changed = kernel.replace_tunables(**{tunable: values[-1] for tunable, values in list(kernel.search.items())[:1]})
+    instance = Instance.of_plan(changed, dtype, changed.plan(problem, dtype, 132, CHANNELS_LAST))
+    *_, part = instance.parts
+    assert part.launched == general and part.key("cuda") == Instance(kernel, dtype, launched=general).key("cuda")
+    few, every = (sections(nvrtc.compile_cubin(one, "sm_90a")[0]) for one in (part, replace(instance, launched=(*own, *general))))
+    texts = [f".text.{symbol}" for symbol in general]
+    assert sorted(section for section in few if section.startswith(".text.")) == sorted(texts)
+    assert [few[text] for text in texts] == [every[text] for text in texts]
+
+
+@pytest.mark.nvrtc
+def test_the_parts_of_an_instance_are_compiled_alone(empty_cache: None) -> None:
+    general = SEVERAL.replace('symbol = "copy"', 'symbol = "copy"\ngeneral = true')
+    kernel = Kernel.from_source(general, "several")
+    instance = Instance(kernel, "fp32")
+    assert [one.launched for one in instance.parts] == [("twice",), ("copy",)] and instance.whole is None
+    found = {part.launched: set(nvrtc.log_attributes(log)) for part, _, log in nvrtc.compile_parts(instance, "sm_90a")}
+    assert found == {("twice",): {"twice", "undeclared"}, ("copy",): {"copy", "undeclared"}}
+    with no_compiling():
+        assert len(nvrtc.compile_parts(replace(instance, launched=("twice",)), "sm_90a")) == 1
+        assert len(nvrtc.compile_parts(replace(instance, launched=("copy",)), "sm_90a")) == 1
+    assert Instance(Kernel.from_source(SEVERAL, "several"), "fp32").parts[0].launched == ()
+
+
 @pytest.mark.nvrtc
 def test_a_spill_would_be_seen() -> None:
     kernel = kernels()["fprop_tiled"].replace_tunables(THREAD_VOXELS=32, TILE_CHANNELS=32, THREAD_CHANNELS=16)
