@@ -151,7 +151,6 @@ input_cells = "cells_launch * groups * chunks * parts * chunk_cells * input_d * 
 
 [[launch]]
 symbol = "convt3d_pack_rolling_weight"
-general = true
 packs = "packed_weight"
 grid = "groups * channel_tiles * kernel_h * row_taps * chunks * ceil_div(chunk_cells * slots * merged_w * slot_tiles * 8, 256)"
 block = 256

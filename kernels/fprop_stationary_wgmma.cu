@@ -115,7 +115,6 @@ packed_weight = "sets * weight_bytes // 4"
 
 [[launch]]
 symbol = "convt3d_pack_stationary_weight"
-general = true
 packs = "packed_weight"
 grid = "sets * kernel_d * kernel_h * kernel_w * chunks * ceil_div(chunk_cells * tile8 * 8, 128)"
 block = 128

@@ -251,23 +251,25 @@ def test_what_a_plan_launches_is_the_same_code_in_a_binary_of_its_own(name: str,
     assert all(code[section] == more[section] for section in code if not section.startswith((".nv.info", ".rel")))
 
 
-@pytest.mark.slow
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if kernel.functions[1]])
-def test_general_functions_have_one_binary(name: str, empty_cache: None) -> None:
-    """It is the same for all problems and tunables, and so is its code: what was measured with a binary of all functions holds."""
+def test_general_functions_have_one_binary(name: str) -> None:
+    """It is the same for all problems, layouts and tunables: what was compiled for one of them would be the same code."""
     kernel = kernels()[name]
-    own, general = kernel.functions
+    _, general = kernel.functions
     dtype = kernel.dtypes[-1]
-    problem = next(p for p in suite("named").values() if kernel.why_not(p, dtype) is None)
     changed = kernel.replace_tunables(**{tunable: values[-1] for tunable, values in list(kernel.search.items())[:1]})
-    instance = Instance.of_plan(changed, dtype, changed.plan(problem, dtype, 132, CHANNELS_LAST))
-    *_, part = instance.parts
+    able = [p for p in (suite("named") | suite("few_channels")).values() if changed.why_not(p, dtype) is None]
+    plans = [changed.plan(p, dtype, 132, layout) for p in able[:: max(1, len(able) // 4)] for layout in (CONTIGUOUS, CHANNELS_LAST)]
+    found = [Instance(changed, dtype, plan.specialization) for plan in plans]
+    *_, part = found[0].parts
     assert part.launched == general and part.key("cuda") == Instance(kernel, dtype, launched=general).key("cuda")
-    few, every = (sections(nvrtc.compile_cubin(one, "sm_90a")[0]) for one in (part, replace(instance, launched=(*own, *general))))
+    few = sections(nvrtc.compile_cubin(part, "sm_90a")[0])
     texts = [f".text.{symbol}" for symbol in general]
     assert sorted(section for section in few if section.startswith(".text.")) == sorted(texts)
-    assert [few[text] for text in texts] == [every[text] for text in texts]
+    for instance in dict.fromkeys(found):
+        own = sections(nvrtc.compile_cubin(replace(instance, launched=general), "sm_90a")[0])
+        assert [few[text] for text in texts] == [own[text] for text in texts], str(instance)
 
 
 @pytest.mark.nvrtc
@@ -284,6 +286,7 @@ def test_the_parts_of_an_instance_are_compiled_alone(empty_cache: None) -> None:
     assert Instance(Kernel.from_source(SEVERAL, "several"), "fp32").parts[0].launched == ()
 
 
+@pytest.mark.slow
 @pytest.mark.nvrtc
 def test_a_spill_would_be_seen() -> None:
     kernel = kernels()["fprop_tiled"].replace_tunables(THREAD_VOXELS=32, TILE_CHANNELS=32, THREAD_CHANNELS=16)
