@@ -72,7 +72,7 @@ _KEYS = {
 }
 _COST_KEYS = ("steps", "products", "bytes", "first_bytes", "blocks")
 _TENSOR_KINDS = ("pointer", "view")
-_LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs", "prepares"}
+_LAUNCH_KEYS = {"symbol", "grid", "block", "shared_bytes", "when", "packs", "prepares", "general"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class Launch:
     """One launch of a kernel: its function, its parameters by name, and expressions for its geometry.
 
     `packs` names the workspace that it fills from the weight alone: whoever has kept that workspace skips the launch. `prepares` names
-    the workspace that it fills, from whatever: the launch behind it may begin meanwhile, and waits before it reads that.
+    the workspace that it fills, from whatever: the launch behind it may begin meanwhile, and waits before it reads that. A `general`
+    function is the same code for all problems and tunables: a GPU has one binary of those of a kernel.
     """
 
     symbol: str
@@ -100,6 +101,7 @@ class Launch:
     when: str | None = None
     packs: str | None = None
     prepares: str | None = None
+    general: bool = False
 
 
 @dataclass(frozen=True)
@@ -275,10 +277,20 @@ class Kernel:
         """Return the text of `file` with what `name_of` gives in the place of each header of this kernel that it includes."""
         return QUOTED.sub(lambda m: f'{m["before"]}"{name_of(p)}"' if (p := _beside(file, m["name"])) in self.headers else m[0], text)
 
+    def with_default_tunables(self) -> Kernel:
+        """Return the same kernel with the values that its source gives its tunables."""
+        return replace(self, tunables=_defaults(self.source))
+
     @property
     def changed_tunables(self) -> dict[str, int]:
         """The tunables whose value is not the source's default."""
         return {name: value for name, value in self.tunables.items() if value != _defaults(self.source)[name]}
+
+    @property
+    def functions(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The functions that it launches: those that are compiled for a problem and tunables, and the general ones."""
+        general = {launch.symbol: launch.general for launch in self.launches}
+        return tuple(s for s in general if not general[s]), tuple(s for s in general if general[s])
 
     @property
     def written(self) -> str:
@@ -671,8 +683,11 @@ def _launch(fail: Any, entry: dict[str, Any], functions: dict[str, str], tensors
     prepares = entry.get("prepares", packs)
     if prepares is not None and (prepares not in tensors or prepares not in {p.name for p in parameters}):
         raise fail(f"prepares={prepares!r}: must name a workspace that {symbol} takes")
+    general = entry.get("general", False)
+    if not isinstance(general, bool):
+        raise fail(f"general={shown(general)}: must be true or false")
     geometry = (sizes["grid"], sizes["block"], entry.get("shared_bytes", 0))
-    return Launch(symbol, parameters, *geometry, entry.get("when"), packs, prepares)
+    return Launch(symbol, parameters, *geometry, entry.get("when"), packs, prepares, general)
 
 
 def _parameter(fail: Any, symbol: str, text: str, tensors: tuple[str, ...], scalars: set[str]) -> Parameter:

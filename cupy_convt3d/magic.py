@@ -13,7 +13,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from . import registry
 from .backends.host import HostBackend
-from .backends.nvrtc import compile_cubin, log_attributes
+from .backends.nvrtc import compile_parts, log_attributes
 from .errors import BackendError, CompileError, KernelError, LaunchError, ProblemError
 from .kernel import CONTIGUOUS, Kernel
 from .lab.bench.contest import compare
@@ -195,7 +195,8 @@ class Convt3dMagics(Magics):
                 each = {launch.symbol: dict(module.attributes(launch.symbol)) for launch in plan.launches}
             else:
                 arch = OFFLINE_ARCHITECTURE if cell.kernel.why_not_on(OFFLINE_ARCHITECTURE) is None else cell.kernel.architectures[0]
-                log = log_attributes(compile_cubin(Instance.of_plan(cell.kernel, cell.dtype, plan), arch)[1])
+                parts = compile_parts(Instance.of_plan(cell.kernel, cell.dtype, plan), arch)
+                log = {symbol: found for *_, said in parts for symbol, found in log_attributes(said).items()}
                 each = {launch.symbol: dict(log[launch.symbol]) for launch in plan.launches}
         except BackendError:
             return {}

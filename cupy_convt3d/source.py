@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from . import includes
 from .dtypes import DTYPES
 from .errors import KernelError, shown
 from .expressions import MOST_VALUE
-from .kernel import Kernel, Plan, without_comments
+from .kernel import Kernel, Launch, Plan, without_comments
 
 PACKAGE = Path(__file__).parent
 
@@ -83,8 +83,9 @@ _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re
 def _code_digest(kernel: Kernel, headers: tuple[str, ...]) -> str:
     texts = [kernel.source, *headers, *kernel.headers.values()]
     tables = (kernel.specialize, kernel.constants, kernel.restrictions, kernel.workspace)
-    # What is left at its default is left out, so that entries outlive a new key of the declaration.
-    launches = [{f.name: value for f in fields(launch) if (value := getattr(launch, f.name)) != f.default} for launch in kernel.launches]
+    # What is left at its default is left out, so that entries outlive a new key of the declaration; so is which binary has a function.
+    keys = [f for f in fields(Launch) if f.name != "general"]
+    launches = [{f.name: value for f in keys if (value := getattr(launch, f.name)) != f.default} for launch in kernel.launches]
     declared = (kernel.dtypes, launches, *map(dict, tables))
     code = [" ".join(code_alone(text).split()) for text in texts]
     return hashlib.sha256("\0".join([repr(declared), *code]).encode()).hexdigest()[:16]
@@ -115,6 +116,23 @@ class Instance:
         """Return what a GPU needs to launch a plan."""
         launched = tuple(dict.fromkeys(launch.symbol for launch in plan.launches))
         return cls(kernel, dtype, plan.specialization, () if len(launched) == len({one.symbol for one in kernel.launches}) else launched)
+
+    @property
+    def parts(self) -> tuple[Instance, ...]:
+        """What a GPU has in binaries of their own: the functions that are compiled for the problem, and the general ones."""
+        own, general = self.kernel.functions
+        launched = self.launched or (*own, *general)
+        if not set(launched) & set(general):
+            return (self,)
+        rest = tuple(symbol for symbol in launched if symbol in own)
+        parts = (replace(self, launched=rest), Instance(self.kernel.with_default_tunables(), self.dtype, launched=general))
+        return parts if rest else parts[1:]
+
+    @property
+    def whole(self) -> Instance | None:
+        """The part with all functions that are compiled for the problem, if all that it has are such."""
+        own, general = self.kernel.functions
+        return replace(self, launched=own if general else ()) if self.launched and set(self.launched) <= set(own) else None
 
     @property
     def defines(self) -> tuple[str, ...]:

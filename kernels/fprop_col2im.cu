@@ -113,6 +113,7 @@ prepared = "4 * row_cells + 2 * runs"
 partial_sums = "partial_count"
 [[launch]]
 symbol = "convt3d_prepare_col2im"
+general = true
 prepares = "prepared"
 grid = "ceil_div(row_cells, 256) + ceil_div(runs, 256) if batch > 0 else 0"
 block = 256
@@ -124,6 +125,7 @@ block = "128 * warp_rows"
 shared_bytes = "tables_at + 8 * (reach_d + reach_h + reach_w)"
 [[launch]]
 symbol = "convt3d_add_partial_sums"
+general = true
 when = "summed"
 grid = "ceil_div(batch * channel_quads * output_voxels, 256)"
 block = 256

@@ -85,11 +85,13 @@ packed_weight = "in_channels * taps * thread_tiles * thread_channels"
 input_cells = "batch // images * in_channels * cells * 4"
 [[launch]]
 symbol = "convt3d_pack_flattened_weight"
+general = true
 grid = "ceil_div(in_channels * taps * thread_tiles * thread_channels, 256)"
 block = 256
 packs = "packed_weight"
 [[launch]]
 symbol = "convt3d_flatten_input"
+general = true
 grid = "batch // images * ceil_div(in_channels, 8) * ceil_div(cells, 256)"
 block = 256
 prepares = "input_cells"
@@ -363,14 +365,25 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[2 * MOST_QUADS][SEGMENT
       } else {
         then.load(next_inputs, next_weights, quads, next.quad, columns_of(0));
       }
+      const auto add_product = [&](int i, int tap, int c) {
+        sums[tap_row.residue(k + tap) * quads + i / SEGMENTS][i % SEGMENTS][c] +=
+            now.input[i] * now.weight[tap * thread_channels + c];
+      };
+      // There and back again: the weight of the turn is kept from one position to the next, as an input is for all its columns. These
+      // are loops of numbers known to the compiler: where one has to follow from `k` and `i`, it takes half as long again.
 #pragma unroll
-      for (int i = 0; i < quads * SEGMENTS; ++i) {
+      for (int i = 0; i < quads * SEGMENTS; i += 2) {
 #pragma unroll
-        for (int j = 0; j < columns; ++j) {
-          // There and back again: the weight of the turn is kept from one position to the next, as an input is for all its columns.
-          const int column = i % 2 == 0 ? j : columns - 1 - j, second = column < thread_channels ? 0 : 1;  // of two taps
-          sums[tap_row.residue(k + second) * quads + i / SEGMENTS][i % SEGMENTS][column - second * thread_channels] +=
-              now.input[i] * now.weight[column];
+        for (int tap = 0; tap < 2; ++tap) {
+          if (tap * thread_channels >= columns) continue;
+#pragma unroll
+          for (int c = 0; c < thread_channels; ++c) add_product(i, tap, c);
+        }
+#pragma unroll
+        for (int tap = 1; tap >= 0; --tap) {
+          if (tap * thread_channels >= columns) continue;
+#pragma unroll
+          for (int c = thread_channels - 1; c >= 0; --c) add_product(i + 1, tap, c);
         }
       }
       now = then;

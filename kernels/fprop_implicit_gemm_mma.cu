@@ -37,11 +37,13 @@ packed = "4 * packed_cells"
 input_cells = "4 * input_cell_count"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_mma_pack"
+general = true
 packs = "packed"
 grid = "ceil_div(packed_cells, 256)"
 block = 256
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_mma_cells"
+general = true
 grid = "ceil_div(batch * groups * channel_chunks * input_voxels, 256)"
 block = 256
 [[launch]]

@@ -83,6 +83,7 @@ packed_weight = "in_channels * taps * thread_tiles * thread_channels"
 partial_sums = "parts * output_numel if is_split else 0"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_simt_pack"
+general = true
 grid = "ceil_div(in_channels * taps * thread_tiles * thread_channels, 256)"
 block = 256
 packs = "packed_weight"
@@ -93,6 +94,7 @@ block = "threads"
 shared_bytes = "block_bytes"
 [[launch]]
 symbol = "convt3d_fprop_implicit_gemm_simt_add"
+general = true
 when = "is_split"
 grid = "ceil_div(output_numel, 256)"
 block = 256

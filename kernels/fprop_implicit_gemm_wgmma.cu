@@ -131,6 +131,7 @@ input_cells = "LAY_OUT * (zeros + planes * chunk_cells * plane_cells) * 4"
 
 [[launch]]
 symbol = "convt3d_pack_implicit_gemm_weight"
+general = true
 packs = "packed_weight"
 grid = "groups * channel_tiles * chunks * chunk_cells * ceil_div(tile8 * 8 // itemsize * ceil_div(kernel_d * kernel_h * kernel_w * itemsize, 32), 8)"
 block = 256

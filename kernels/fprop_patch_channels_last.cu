@@ -49,6 +49,7 @@ first_bytes = "chunks * chunk_bytes * tile_columns"
 packed_weight = "groups * column_tiles * chunks * tile_columns * chunk_bytes // 4"
 [[launch]]
 symbol = "convt3d_pack_channels_last_weight"
+general = true
 packs = "packed_weight"
 grid = "groups * chunks * 8 * pack_blocks"
 block = 128

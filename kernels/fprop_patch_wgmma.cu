@@ -52,6 +52,7 @@ first_bytes = "chunks * chunk_bytes * tile_columns"
 packed_weight = "groups * column_tiles * chunks * tile_columns * chunk_bytes // 4"
 [[launch]]
 symbol = "convt3d_pack_patch_weight"
+general = true
 packs = "packed_weight"
 grid = "groups * column_tiles * chunks * 8 * ceil_div(tile_columns, 128)"
 block = 128

@@ -157,6 +157,7 @@ block = 256
 
 [[launch]]
 symbol = "convt3d_lay_out_cells"
+general = true
 when = "cells_launch"
 prepares = "input_cells"
 grid = "input_d * groups * chunks * ceil_div(span, 256) if batch > 0 else 0"
@@ -1160,18 +1161,19 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
             };
             if (by_rows) {
               const unsigned b = begin_slab();
-              // Low parts of all taps come first: they meet small sums, of which little is cut off.
+              // Low parts of all taps come first: they meet small sums, of which little is cut off. Loops over all a class might have: where
+              // the class of a tap has to be found, the compiler takes up to half as long again.
 #pragma unroll
               for (int pass = PARTS - 1; pass >= 0; --pass) {
 #pragma unroll
-                for (int tap = 0; tap < column_taps; ++tap) {
-                  int jw = 0, i = tap;
+                for (int jw = 0; jw < class_count; ++jw) {
 #pragma unroll
-                  for (int c = 0; c + 1 < class_count; ++c) {
-                    if (jw == c && i >= taps_w.count(column_taps, c)) i -= taps_w.count(column_taps, jw++);
+                  for (int i = 0; i < column_taps; ++i) {
+                    if (i >= taps_w.count(column_taps, jw)) continue;
+                    const int tap = taps_before_class(column_taps, taps_w.period, jw) + i;
+                    multiply(jw, i, pass, row_operand - class_offset_w(jw) - static_cast<unsigned>(i) * tap_step,
+                             b + static_cast<unsigned>(tap) * tap_operand);
                   }
-                  multiply(jw, i, pass, row_operand - class_offset_w(jw) - static_cast<unsigned>(i) * tap_step,
-                           b + static_cast<unsigned>(tap) * tap_operand);
                 }
               }
               end_slab();

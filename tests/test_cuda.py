@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -248,6 +249,41 @@ def test_what_a_plan_launches_is_the_same_code_in_a_binary_of_its_own(name: str,
     assert texts == {f".text.{launch.symbol}" for launch in plan.launches}
     # The rest are notes: functions by their numbers in the table of symbols.
     assert all(code[section] == more[section] for section in code if not section.startswith((".nv.info", ".rel")))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if kernel.functions[1]])
+def test_general_functions_have_one_binary(name: str) -> None:
+    """It is the same for all problems, layouts and tunables: what was compiled for one of them would be the same code."""
+    kernel = kernels()[name]
+    _, general = kernel.functions
+    dtype = kernel.dtypes[-1]
+    changed = kernel.replace_tunables(**{tunable: values[-1] for tunable, values in list(kernel.search.items())[:1]})
+    able = [p for p in (suite("named") | suite("few_channels")).values() if changed.why_not(p, dtype) is None]
+    plans = [changed.plan(p, dtype, 132, layout) for p in able[:: max(1, len(able) // 4)] for layout in (CONTIGUOUS, CHANNELS_LAST)]
+    found = [Instance(changed, dtype, plan.specialization) for plan in plans]
+    *_, part = found[0].parts
+    assert part.launched == general and part.key("cuda") == Instance(kernel, dtype, launched=general).key("cuda")
+    few = sections(nvrtc.compile_cubin(part, "sm_90a")[0])
+    texts = [f".text.{symbol}" for symbol in general]
+    assert sorted(section for section in few if section.startswith(".text.")) == sorted(texts)
+    for instance in dict.fromkeys(found):
+        own = sections(nvrtc.compile_cubin(replace(instance, launched=general), "sm_90a")[0])
+        assert [few[text] for text in texts] == [own[text] for text in texts], str(instance)
+
+
+@pytest.mark.nvrtc
+def test_the_parts_of_an_instance_are_compiled_alone(empty_cache: None) -> None:
+    general = SEVERAL.replace('symbol = "copy"', 'symbol = "copy"\ngeneral = true')
+    kernel = Kernel.from_source(general, "several")
+    instance = Instance(kernel, "fp32")
+    assert [one.launched for one in instance.parts] == [("twice",), ("copy",)] and instance.whole is None
+    found = {part.launched: set(nvrtc.log_attributes(log)) for part, _, log in nvrtc.compile_parts(instance, "sm_90a")}
+    assert found == {("twice",): {"twice", "undeclared"}, ("copy",): {"copy", "undeclared"}}
+    with no_compiling():
+        assert len(nvrtc.compile_parts(replace(instance, launched=("twice",)), "sm_90a")) == 1
+        assert len(nvrtc.compile_parts(replace(instance, launched=("copy",)), "sm_90a")) == 1
+    assert Instance(Kernel.from_source(SEVERAL, "several"), "fp32").parts[0].launched == ()
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_judgements_are_kept_in_a_file(tmp_path: Path) -> None:
     assert kept(path) == made
     keep(path, both[:1], [])
     assert kept(path) == made[:1]
-    path.write_text(path.read_text().replace('"caught": true', '"caught": 1'))
+    path.write_text(path.read_text().replace('"caught":true', '"caught": 1'))
     with pytest.raises(DataError, match="number 0: caught"):
         kept(path)
 

@@ -12,7 +12,7 @@ from ..kernel import PlannedLaunch
 from ..source import Instance
 from .base import Arguments, Backend, Module, Packed, Step
 from .launch import launch
-from .nvrtc import _nvrtc, compile_cubin, log_attributes, version
+from .nvrtc import _nvrtc, compile_parts, log_attributes, version
 
 FLUSH_BYTES = 256 << 20  # several times any L2
 MOST_WRITES = 16  # of these bytes before a timed call
@@ -37,19 +37,21 @@ class CudaModule(Module):
     def __init__(self, instance: Instance, device: int, arch: str) -> None:
         import cupy
 
-        cubin, log = compile_cubin(instance, arch)
         self._name = str(instance)
-        self._log_attributes = log_attributes(log)
+        self._log_attributes: dict[str, dict[str, int]] = {}
         self._driver, self._runtime = cupy.cuda.driver, cupy.cuda.runtime
         self._overlaps = architecture.runs_on("sm_90", arch)  # older GPUs run one launch after the other
         self._overlaps_in_graphs = self._runtime.driverGetVersion() >= _GRAPHS_TAKE_LAUNCHES_BESIDE
         self._device = cupy.cuda.Device(device)
+        self._functions: dict[str, Any] = {}
         with scratch.directory() as directory, self._device:
-            path = Path(directory) / "kernel.cubin"
-            path.write_bytes(cubin)
-            self._module = cupy.RawModule(path=str(path))
-            symbols = instance.launched or [launch.symbol for launch in instance.kernel.launches]
-            self._functions = {symbol: self._module.get_function(symbol) for symbol in symbols}
+            for number, (part, cubin, log) in enumerate(compile_parts(instance, arch)):
+                path = Path(directory) / f"{number}.cubin"
+                path.write_bytes(cubin)
+                module = cupy.RawModule(path=str(path))
+                symbols = part.launched or [launch.symbol for launch in part.kernel.launches]
+                self._functions |= {symbol: module.get_function(symbol) for symbol in symbols}
+                self._log_attributes |= log_attributes(log)
             self._pointers = {symbol: function.kernel.ptr for symbol, function in self._functions.items()}
             # What a block may have of shared memory without asking is for static and dynamic together.
             self._shared_limits = {
@@ -126,7 +128,7 @@ class CudaBackend(Backend):
         return known
 
     def build(self, instance: Instance) -> None:
-        compile_cubin(instance, self.arch)
+        compile_parts(instance, self.arch)
 
     def capabilities(self) -> dict[str, str]:
         runtime = self._cupy.cuda.runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -167,7 +167,7 @@ def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     """Return the cubin of an instance for `arch` (such as "sm_90a") and the compiler's log; no GPU is needed.
 
     Where NVRTC is too old to know `arch` it is PTX, which the driver takes as well, and the log tells nothing of registers. A binary with
-    all functions of the kernel that is in the cache (`convt3d compile` makes such) serves for one of a few.
+    all functions of the kernel, but general ones, that is in the cache (`convt3d compile` makes such) serves for one of a few.
 
     Raises:
         BackendError: CuPy or NVRTC is missing, or cannot compile for that GPU (`target`).
@@ -176,13 +176,20 @@ def compile_cubin(instance: Instance, arch: str) -> tuple[bytes, str]:
     compiled_for = target(instance.kernel, arch)
     options = compiler_options(instance, compiled_for)
     is_cubin = compiled_for.startswith("sm_")
-    for one in (replace(instance, launched=()), instance) if instance.launched else (instance,):
+    for one in filter(None, (instance.whole, instance)):
         name = f"{instance.kernel.name}-{compiled_for}-{one.key('cuda', version(), *options)}"
         if (found := _cached(name, is_cubin)) is not None:
             return found
     cache.require_compiling(f"{instance} for {arch}", f"{name}.cubin")
     with cache.making(f"{name}.cubin"):  # another process may have made it meanwhile
         return _cached(name, is_cubin) or _compile(instance, arch, name, compiled_for)
+
+
+def compile_parts(instance: Instance, arch: str) -> list[tuple[Instance, bytes, str]]:
+    """Return the parts of an instance with their cubins and logs, compiled side by side as `compile_cubin` does."""
+    with ThreadPoolExecutor(len(instance.parts)) as pool:
+        compiled = pool.map(lambda part: compile_cubin(part, arch), instance.parts)
+        return [(part, *code) for part, code in zip(instance.parts, compiled, strict=True)]
 
 
 def _cached(name: str, is_cubin: bool) -> tuple[bytes, str] | None:

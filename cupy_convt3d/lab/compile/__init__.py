@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ... import architecture, cost
 from ...backends.base import output_layout
-from ...backends.nvrtc import compile_cubin
+from ...backends.nvrtc import compile_parts
 from ...calls import Call
 from ...choice import asked_of_kernels, automatic, given_to
 from ...errors import BackendError
@@ -108,7 +108,7 @@ def compile_calls(
                 progress(len(done), len(wanted), str(instance))
             start, said = time.perf_counter(), ""
             try:
-                compile_cubin(instance, card.arch)
+                compile_parts(instance, card.arch)
             except BackendError as error:
                 said = str(error)
             done[instance] = time.perf_counter() - start, said

@@ -60,7 +60,7 @@ def keep(path: Path, everything: Sequence[Plant], judgements: Sequence[Judgement
         DataError: the file that is there is damaged.
     """
     known = {judgement.name: judgement for judgement in (*kept(path), *judgements)}
-    lines = [f"  {json.dumps(asdict(known[plant.name]))}" for plant in everything if plant.name in known]
+    lines = [f"  {json.dumps(asdict(known[plant.name]), separators=(',', ':'))}" for plant in everything if plant.name in known]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
