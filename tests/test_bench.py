@@ -16,7 +16,7 @@ from cupy_convt3d import cli, registry
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.choice import choose
 from cupy_convt3d.dtypes import DTYPES
-from cupy_convt3d.errors import BackendError, KernelError, ProblemError
+from cupy_convt3d.errors import BackendError, DataError, KernelError, ProblemError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.bench import Selection, bench, contest
 from cupy_convt3d.lab.bench.contest import Contest
@@ -371,3 +371,15 @@ def test_on_a_gpu(tmp_path: Path) -> None:
         assert data["tf32"]["fp32"]["cudnn.conv.fp32_precision"] == "ieee"
         assert data["tf32"]["tf32"]["cudnn.conv.fp32_precision"] == "tf32"
         assert all(made.workspace_bytes is not None for made in rows_of(data))
+
+
+def test_rows_may_be_kept_as_columns() -> None:
+    one = {"case": "a", "problem": "n1_c1to2_i3_k3_s2", "pass_name": "fprop", "contender": "x", "is_rival": False, "dtype": "fp32"}
+    rows = [{**one, "flop": 8, "repeats": 3, "median_ms": 0.5}, {**one, "flop": 8, "repeats": 3, "median_ms": 0.25, "speedup": 2.0}]
+    names = list(rows[1])
+    kept: dict[str, Any] = {"columns": names, "rows": [[*rows[0].values()], [*rows[1].values()]]}
+    assert rows_of(kept) == rows_of({"rows": rows}) and rows_of(kept)[1].speedup == 2.0
+    with pytest.raises(DataError, match=r"columns\[1\]=5: must be"):
+        rows_of({**kept, "columns": ["case", 5]})
+    with pytest.raises(DataError, match=r"rows\[1\]"):
+        rows_of({"columns": names, "rows": [[], 7]})

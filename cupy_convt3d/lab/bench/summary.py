@@ -64,10 +64,16 @@ class Comparison:
 def rows_of(data: Mapping[str, Any], where: str = "results", kind: type[R] = Row) -> list[R]:  # type: ignore[assignment]
     """Return the rows of a results file; older files lack the newer fields, which then have their defaults.
 
+    A file that is kept for long may have `columns`, the fields' names, and rows that are lists of their values; null: the default.
+
     Raises:
         DataError: a row is damaged; the message names its number and the field.
     """
     rows = records.sequence(data.get("rows"), f"{where}: rows")
+    if "columns" in data:
+        names = records.typed(data["columns"], tuple[str, ...], f"{where}: columns")
+        given = [records.sequence(row, f"{where}: rows[{number}]") for number, row in enumerate(rows)]
+        rows = [{name: value for name, value in zip(names, row, strict=False) if value is not None} for row in given]
     return [_row(row, f"{where}: rows[{number}]", kind) for number, row in enumerate(rows)]
 
 

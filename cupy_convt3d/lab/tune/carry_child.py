@@ -77,8 +77,8 @@ def _source(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the digest of an instance's PTX, without lines and variables that nothing names: where it is the same, so is what the
-    assembler makes of it."""
+    """Return the digest of an instance's PTX, without lines, variables that nothing names, and such parameters behind all others: where it
+    is the same, so are the instructions that the assembler makes of it."""
     from cupy.cuda import nvrtc
 
     from cupy_convt3d import cache
@@ -86,7 +86,7 @@ def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
 
     instance, arch = _instance(asked)[0], str(asked["arch"])
     options = compiler_options(instance, arch.replace("sm_", "compute_"))
-    name = f"{instance.kernel.name}-{arch}-{instance.key('cuda', version(), *options)}.ptx"
+    name = f"{instance.kernel.name}-{arch}-{instance.key('cuda', version(), *options)}.assembly"
     if (known := cache.load(name)) is not None:
         return {"": known.decode()}
     program = nvrtc.createProgram(device_source(instance), "kernel.cu", (), ())
@@ -96,7 +96,13 @@ def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
     lines = (line.strip() for line in (text if isinstance(text, str) else text.decode()).partition(".section")[0].splitlines())
     kept = [line for line in lines if not line.startswith((".loc", ".file", "//", "$L__tmp", "$L__func"))]
     names = Counter(name for line in kept for name in re.findall(r"[\w$]+", line))
-    used = (line for line in kept if not ((variable := _VARIABLE.fullmatch(line)) and names[variable[1]] == 1))
+    used: list[str] = []
+    for line in kept:
+        if line == ")":  # of a function's parameters
+            while used and used[-1].startswith(".param") and names[re.findall(r"[\w$]+_param_\d+", used[-1])[0]] == 1:
+                used.pop()
+        if not ((variable := _VARIABLE.fullmatch(line)) and names[variable[1]] == 1):
+            used.append(line.rstrip(",") if line.startswith(".param") else line)
     digest = hashlib.sha256("\n".join(used).encode()).hexdigest()
     cache.store(name, digest.encode())
     return {"": digest}
