@@ -13,7 +13,7 @@ from cupy_convt3d import source
 from cupy_convt3d.errors import BackendError, DataError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.tune import carry
-from cupy_convt3d.lab.tune.carry_child import sections
+from cupy_convt3d.lab.tune.carry_child import instructions, sections
 from cupy_convt3d.source import PACKAGE, Instance, code_digest
 from cupy_convt3d.tuning import LIBRARY, Database, Entry
 
@@ -139,6 +139,16 @@ def test_lines_are_no_machine_code() -> None:
     cubins = [nvrtc.compile_cubin(Instance(Kernel.from_source(t, "lines"), "fp32"), "sm_90a")[0] for t in (text, shifted)]
     assert cubins[0] != cubins[1] and sections(cubins[0]) == sections(cubins[1])
     assert {".text.lines", ".nv.constant0.lines"} <= sections(cubins[0]).keys()
+
+
+def test_a_parameter_behind_all_others_that_nothing_names_is_no_instruction() -> None:
+    body = ")\n{\n.loc 1 2\nld.param.u64 %rd1, [f_param_1];\nret;\n}"
+    before = f".visible .entry f(\n.param .u32 f_param_0,\n.param .u64 f_param_1\n{body}"
+    more = before.replace("f_param_1\n)", "f_param_1,\n.param .align 8 .b8 f_param_2[48],\n.param .u32 f_param_3\n)")
+    assert instructions(before) == instructions(more) and ".param .u32 f_param_0" in instructions(before)
+    named = more.replace("ret;", "ld.param.u32 %r1, [f_param_3];\nret;")
+    assert instructions(named) != instructions(before)
+    assert instructions(before.replace(".param .u32 f_param_0,\n", "")) != instructions(before), "what is ahead moves the others"
 
 
 def test_a_revision_of_a_clone_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

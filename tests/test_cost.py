@@ -110,6 +110,7 @@ def test_a_configuration_that_spreads_nan_is_no_candidate(own: Path, monkeypatch
     found = choose(on("sm_90a"), "fprop", problem, "bf16").kernel
     assert found is not None and (found.name, found.tunables["MERGE_GROUPS"]) == ("fprop_stationary_wgmma", 1)
     monkeypatch.setattr(Kernel, "why_spreads_nan", lambda self, *_: "so" if self.tunables.get("MERGE_GROUPS") else None)
+    Costs((CardCosts(replace(CARD, multiprocessors=CARD.multiprocessors + 1), (known,)),)).save(own)  # else the choice is kept
     found = choose(on("sm_90a"), "fprop", problem, "bf16").kernel
     assert found is not None and (found.name, found.tunables["MERGE_GROUPS"]) == ("fprop_stationary_wgmma", 0)
 

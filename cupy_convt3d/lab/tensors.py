@@ -104,11 +104,14 @@ def as_multiplied(dtype_name: str, tensors: Mapping[str, Array]) -> Mapping[str,
     if dtype_name != "tf32x3":
         return tensors
     infinite = {name: np.abs(array) >= _INFINITE_IN_TF32 for name, array in tensors.items() if name != "bias"}
-    return {**tensors, **{name: np.where(past, np.copysign(np.float32(np.inf), tensors[name]), tensors[name]) for name, past in infinite.items()}}
+    return {
+        name: np.where(infinite[name], np.copysign(np.float32(np.inf), array), array) if name in infinite else array
+        for name, array in tensors.items()
+    }
 
 
 def _draw_largest(generator: np.random.Generator, read: Mapping[str, tuple[int, ...]], terms: int) -> dict[str, Array]:
-    """Draw the first tensor up to the largest number, which itself stands in a few places, and others so small that no sum passes half of it."""
+    """Draw the first tensor up to the largest number, which stands in a few places, and others so small that no sum passes half of it."""
     most = np.finfo(np.float32).max
     first, *others = read
     arrays = {first: generator.uniform(0.5, 1, read[first]) * most * (1 - 2.0**-11)}  # finite in TF32 too

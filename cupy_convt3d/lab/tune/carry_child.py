@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any
 
 _VARIABLE = re.compile(r"\.global .*?([\w$]+)(?:\[\d*\])?(?: = .*)?;")  # such as the tables of numbers that a compiler has used up
+_PARAMETER = re.compile(r"\.param .*?([\w$]+)(?:\[\d*\])?")
 _PLANNED = ("symbol", "grid", "block", "shared_bytes", "packs", "prepares", "beside")
 
 
@@ -76,9 +77,24 @@ def _source(asked: dict[str, Any]) -> dict[str, Any]:
     return {"text": device_source(_instance(asked)[0])}
 
 
+def instructions(ptx: str) -> list[str]:
+    """Return the lines of PTX that instructions follow from: not those about source lines, of variables that nothing names, and of such
+    parameters behind all others."""
+    lines = (line.strip() for line in ptx.partition(".section")[0].splitlines())
+    kept = [line for line in lines if not line.startswith((".loc", ".file", "//", "$L__tmp", "$L__func"))]
+    names = Counter(name for line in kept for name in re.findall(r"[\w$]+", line))
+    used: list[str] = []
+    for line in kept:
+        if line == ")":  # of a function's parameters
+            while used and (unused := _PARAMETER.fullmatch(used[-1])) and names[unused[1]] == 1:
+                used.pop()
+        if not ((variable := _VARIABLE.fullmatch(line)) and names[variable[1]] == 1):
+            used.append(line.rstrip(",") if line.startswith(".param") else line)
+    return used
+
+
 def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the digest of an instance's PTX, without lines, variables that nothing names, and such parameters behind all others: where it
-    is the same, so are the instructions that the assembler makes of it."""
+    """Return the digest of an instance's PTX: where it is the same, so are the instructions that the assembler makes of it."""
     from cupy.cuda import nvrtc
 
     from cupy_convt3d import cache
@@ -93,17 +109,7 @@ def _assembly(asked: dict[str, Any]) -> dict[str, Any]:
     nvrtc.compileProgram(program, options)
     text = nvrtc.getPTX(program)
     nvrtc.destroyProgram(program)
-    lines = (line.strip() for line in (text if isinstance(text, str) else text.decode()).partition(".section")[0].splitlines())
-    kept = [line for line in lines if not line.startswith((".loc", ".file", "//", "$L__tmp", "$L__func"))]
-    names = Counter(name for line in kept for name in re.findall(r"[\w$]+", line))
-    used: list[str] = []
-    for line in kept:
-        if line == ")":  # of a function's parameters
-            while used and used[-1].startswith(".param") and names[re.findall(r"[\w$]+_param_\d+", used[-1])[0]] == 1:
-                used.pop()
-        if not ((variable := _VARIABLE.fullmatch(line)) and names[variable[1]] == 1):
-            used.append(line.rstrip(",") if line.startswith(".param") else line)
-    digest = hashlib.sha256("\n".join(used).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(instructions(text if isinstance(text, str) else text.decode())).encode()).hexdigest()
     cache.store(name, digest.encode())
     return {"": digest}
 
