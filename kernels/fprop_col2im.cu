@@ -204,7 +204,13 @@ constexpr int REST = 44;
 constexpr int REST = 40;
 #endif
 constexpr int REGISTERS = ROWS * COLUMNS * 4 * PARTS + OPERANDS + REST;
-constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 64 ? 768 : REGISTERS <= 120 ? 512 : 256;
+// In fp32 64 sums and four channels of what they are made of fit in 128 up to sm_90; newer architectures would spill.
+#if defined(CONVT3D_FP32) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ <= 900
+constexpr int HALF = 132, TOGETHER = 4;
+#else
+constexpr int HALF = 120, TOGETHER = ROWS * COLUMNS == 16 && THREADS == 512 ? 2 : 4;
+#endif
+constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 64 ? 768 : REGISTERS <= HALF ? 512 : 256;
 constexpr int BLOCKS = RESIDENT > THREADS ? RESIDENT / THREADS : 1;
 
 // Whether all taps of an output channel lie together; else columns are (t, co).
@@ -320,24 +326,25 @@ struct Stage {
   int pitch, lane, row_tiles, column_tiles, cells;
   unsigned own_row, own_columns;  // what this lane reads by ldmatrix, of the first cells
 
-  __device__ __forceinline__ const char* row(int index) const { return rows + index * (cells * 16 + 16); }
-
 #if defined(CONVT3D_FP32)
   __device__ __forceinline__ void multiply(float (&sums)[ROWS][COLUMNS][4], float (&)[ROWS][COLUMNS][4]) const {
+    const char* const own_rows = rows + lane / 8 * (cells * 16 + 16);
+    const float* const own = columns + lane % 8 * (COLUMNS == 2 || column_tiles == 2 ? 2 : 4);
+    // One piece of code for the channels of a vector: in a longer one the compiler moves sums between registers.
 #pragma unroll 1
-    for (int k = 0; k < cells * VECTOR; k += 2) {
-      float b[2][COLUMNS];
+    for (int k = 0; k < cells * VECTOR; k += TOGETHER) {
+      float b[TOGETHER][COLUMNS];
 #pragma unroll
-      for (int d = 0; d < 2; ++d) {
-        const float* const from = columns + (k + d) * pitch;
+      for (int d = 0; d < TOGETHER; ++d) {
+        const float* const from = own + (k + d) * pitch;
         if (COLUMNS == 2 || column_tiles == 2) {
-          const float2 two = *reinterpret_cast<const float2*>(from + lane % 8 * 2);
+          const float2 two = *reinterpret_cast<const float2*>(from);
           b[d][0] = two.x;
           b[d][1] = two.y;
         } else if constexpr (COLUMNS > 2) {
 #pragma unroll
           for (int j = 0; j < COLUMNS && j < column_tiles; j += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(from + j * 8 + lane % 8 * 4);
+            const float4 four = *reinterpret_cast<const float4*>(from + j * 8);
             b[d][j] = four.x;
             b[d][j + 1] = four.y;
             b[d][j + 2] = four.z;
@@ -349,11 +356,12 @@ struct Stage {
       for (int i = 0; i < ROWS && i < row_tiles; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float2 a = *reinterpret_cast<const float2*>(row(row_of(lane, i, e)) + k * 4);
+          const Vector<TOGETHER> a =
+              *reinterpret_cast<const Vector<TOGETHER>*>(own_rows + (i * 4 + e) * 4 * (cells * 16 + 16) + k * 4);
 #pragma unroll
-          for (int j = 0; j < COLUMNS && j < column_tiles; ++j) {
-            sums[i][j][e] += a.x * b[0][j];
-            sums[i][j][e] += a.y * b[1][j];
+          for (int d = 0; d < TOGETHER; ++d) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS && j < column_tiles; ++j) sums[i][j][e] += a.element[d] * b[d][j];
           }
         }
       }
