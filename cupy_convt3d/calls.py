@@ -71,7 +71,7 @@ def _target(path: object) -> Path:
         target = Path(os.fsdecode(os.fsencode(path)))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # no path, or half a character
         raise DataError(f"path={shown(path)}: must be the path of a file") from None
-    if not target.name or target.is_dir() or not target.parent.is_dir():
+    if not target.name or "\0" in str(target) or target.is_dir() or not target.parent.is_dir():
         raise DataError(f"path={shown(path)}: must be the path of a file in a folder that is there")
     return target
 

@@ -61,6 +61,14 @@ def check_options(algorithm: object, fp32_precision: object, backend: object) ->
         raise ProblemTypeError(f"backend={shown(backend)}: must be None or a name")
 
 
+def check_names(algorithm: object, backend: object) -> None:
+    """Raise ProblemError unless the options of a layer are of their types, name what there is, and go together."""
+    check_options(algorithm, None, backend)
+    _check_pair(backend, algorithm)
+    if algorithm not in ("auto", "library"):
+        _named(algorithm, "fprop")  # type: ignore[arg-type]
+
+
 def is_launch_bound(problem: Problem, pass_name: str, itemsize: int, on_gpu: bool = True) -> bool:
     """Whether a problem is so small that a pass takes no longer than its launch."""
     if pass_name not in _LAUNCH_BOUND or problem.compulsory_bytes(itemsize, pass_name) > LAUNCH_BOUND_BYTES:
@@ -446,15 +454,23 @@ def _fp32_precision(value: str | None, array: Array) -> str:
     return setting if setting in FP32_PRECISIONS else "ieee"
 
 
-def _choose_backend(backend: str | None, algorithm: str | Kernel, array: Array) -> str:
-    is_torch, on_gpu = array.library.name == "torch", array.device.kind == "cuda"
+def _check_pair(backend: object, algorithm: object) -> None:
     if backend is not None and backend not in BACKENDS:
         raise ProblemError(f"backend={backend!r}: must be None or one of {', '.join(BACKENDS)}")
+    if algorithm == "library" and backend not in (None, "torch"):
+        raise ProblemError(
+            f"algorithm='library', backend={backend!r}: 'library' is torch's own operator; the backend must be 'torch'"
+        )
+    if backend == "torch" and algorithm not in ("auto", "library"):
+        raise ProblemError(
+            f"algorithm={algorithm!r}, backend='torch': must be 'auto' or 'library'; kernels run on 'cuda' and 'host'"
+        )
+
+
+def _choose_backend(backend: str | None, algorithm: str | Kernel, array: Array) -> str:
+    is_torch, on_gpu = array.library.name == "torch", array.device.kind == "cuda"
+    _check_pair(backend, algorithm)
     if isinstance(algorithm, str) and algorithm == "library":
-        if backend not in (None, "torch"):
-            raise ProblemError(
-                f"algorithm='library', backend={backend!r}: 'library' is torch's own operator; the backend must be 'torch'"
-            )
         backend = "torch"
     if backend is None:
         by_kernel = isinstance(algorithm, Kernel) or algorithm != "auto"
@@ -462,10 +478,6 @@ def _choose_backend(backend: str | None, algorithm: str | Kernel, array: Array) 
     if backend == "torch" and not is_torch:
         raise ProblemError(
             f"backend='torch': is torch's own operator and takes torch tensors; {array.argument} is of {array.library.name}"
-        )
-    if backend == "torch" and algorithm not in ("auto", "library"):
-        raise ProblemError(
-            f"algorithm={algorithm!r}, backend='torch': must be 'auto' or 'library'; kernels run on 'cuda' and 'host'"
         )
     if backend != "torch" and (backend == "cuda") != on_gpu:
         where = "a CUDA device" if backend == "cuda" else "the CPU"

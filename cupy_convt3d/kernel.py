@@ -16,7 +16,7 @@ import numpy as np
 
 from . import architecture
 from .dtypes import DTYPES
-from .errors import KernelError, shown
+from .errors import KernelError, ProblemTypeError, shown
 from .expressions import MOST_VALUE, evaluate, evaluate_all, kind_of
 from .files import read_text
 from .includes import QUOTED, require_inside
@@ -214,6 +214,8 @@ class Kernel:
         Raises:
             KernelError: the file or a header cannot be read or lies in no folder that is allowed, or its declaration is wrong.
         """
+        if not isinstance(path, (str, os.PathLike)):
+            raise KernelError(f"path={shown(path)}: must be the path of a file")
         path = Path(path)
         text = _read(path, "kernel file")
         return replace(_from_text(text, path.stem), path=path, headers=_headers_beside(path, text))
@@ -261,6 +263,7 @@ class Kernel:
         Raises:
             KernelError: as `from_source` says.
         """
+        _require_text(source, self.name)
         if self.path is None:
             return replace(Kernel.from_source(source, self.name), overlay=self.overlay)
         require_inside(source, str(self.path), self.path, self.path.parent)
@@ -270,7 +273,12 @@ class Kernel:
         """Return the same kernel with other texts for some of the package's headers, by their names there ("convt3d/core/taps.cuh").
 
         Both backends compile it with these; other kernels, and the files themselves, stay as they are.
+
+        Raises:
+            KernelError: `texts` has anything but texts by names.
         """
+        if not isinstance(texts, Mapping) or not all(isinstance(one, str) for pair in texts.items() for one in pair):
+            raise KernelError(f"texts={shown(texts)}: must be texts by the names of headers")
         return replace(self, overlay={**self.overlay, **texts})
 
     def including(self, text: str, file: Path, name_of: Callable[[Path], str]) -> str:
@@ -332,7 +340,13 @@ class Kernel:
     def why_not(
         self, problem: Problem, dtype: str, arch: str | None = None, limits: Limits | None = None
     ) -> str | None:
-        """Return the one sentence that says why this kernel cannot do a problem (on that GPU), or None if it can."""
+        """Return the one sentence that says why this kernel cannot do a problem (on that GPU), or None if it can.
+
+        Raises:
+            ProblemTypeError: `problem` is no Problem.
+        """
+        if not isinstance(problem, Problem):
+            raise ProblemTypeError(f"problem={shown(problem)}: must be a Problem")
         if reason := self.why_not_on(arch):
             return reason
         if dtype not in self.dtypes:
@@ -374,7 +388,8 @@ class Kernel:
             output_layout: of the output that will be written; only [specialize] knows it.
 
         Raises:
-            KernelError: a launch would pass a limit of the hardware or of an argument's type.
+            KernelError: a launch would pass a limit of the hardware or of an argument's type, or there is no such dtype.
+            ProblemTypeError: `problem` is no Problem.
         """
         names = self.names(problem, dtype, multiprocessors)
         specialization = tuple((name, int(names[name])) for name in self.specialize)
@@ -447,6 +462,10 @@ class Kernel:
 
         Grids, arguments and all but [specialize] go by the names of any strides.
         """
+        if not isinstance(problem, Problem):
+            raise ProblemTypeError(f"problem={shown(problem)}: must be a Problem")
+        if dtype not in DTYPES:
+            raise KernelError(f"dtype={shown(dtype)}: must be one of {', '.join(DTYPES)}")
         layout = {"output_layout": output_layout}
         known = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors), **layout}
         return evaluate_all(self._named, known)
@@ -465,7 +484,13 @@ class Kernel:
         return value
 
 
+def _require_text(source: object, name: object) -> None:
+    if not isinstance(source, str):
+        raise KernelError(f"kernel {shown(name)}: source={shown(source)}: must be text")
+
+
 def _from_text(source: str, name: str) -> Kernel:
+    _require_text(source, name)
     if len(source) > MOST_SOURCE:
         raise KernelError(f"kernel {name!r}: its source has {len(source)} characters, the limit is {MOST_SOURCE}")
     source = source.removeprefix("\ufeff").replace("\r\n", "\n")

@@ -64,7 +64,7 @@ def _read(path: Path) -> str:
 
 def check_time_limit(time_limit_s: object) -> None:
     """Raise KernelError unless it is a number of seconds that a process can be waited for."""
-    if not isinstance(time_limit_s, Real) or not 0 < float(time_limit_s) <= MOST_SECONDS:
+    if not isinstance(time_limit_s, Real) or isinstance(time_limit_s, bool) or not 0 < time_limit_s <= MOST_SECONDS:  # type: ignore[operator]
         raise KernelError(f"time_limit_s={shown(time_limit_s)}: must be a number of seconds above 0, at most {MOST_SECONDS}")
 
 

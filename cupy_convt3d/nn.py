@@ -13,7 +13,7 @@ require("torch", "cupy_convt3d.nn", "torch")
 
 import torch  # noqa: E402
 
-from .choice import check_options  # noqa: E402
+from .choice import check_names  # noqa: E402
 from .ops import load_torch_layer  # noqa: E402
 from .packs import PackedWeight  # noqa: E402
 from .torch_layer import TorchsOwn, conv_transpose3d, described, in_eager_mode, is_eager  # noqa: E402
@@ -31,6 +31,9 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
     Args:
         algorithm: as for `cupy_convt3d.conv_transpose3d`; a named kernel computes the forward pass, the gradients take "auto".
         backend: as for `cupy_convt3d.conv_transpose3d`, for all passes.
+
+    Raises:
+        ProblemError: an option is of the wrong type, or names nothing that there is.
     """
 
     _packed: PackedWeight | None = None  # of a frozen module
@@ -54,7 +57,7 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
         algorithm: str | Kernel = "auto",
         backend: str | None = None,
     ) -> None:
-        check_options(algorithm, None, backend)
+        check_names(algorithm, backend)
         sizes = (kernel_size, stride, padding, output_padding)
         super().__init__(in_channels, out_channels, *sizes, groups, bias, dilation, padding_mode, device, dtype)
         self.algorithm = algorithm
@@ -69,6 +72,7 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
 
         Raises:
             ValueError: no output padding gives `output_size`.
+            ProblemTypeError: `input` is no tensor.
             ProblemError, KernelError, BackendError: as `cupy_convt3d.conv_transpose3d`.
         """
         own = self._own
@@ -78,6 +82,8 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
             if own.last is not None and own.last == described(input, *settings):
                 return torch.nn.functional.conv_transpose3d(input, self.weight, self.bias, *geometry)
             return in_eager_mode(input, self.weight, self.bias, geometry, settings, self._packed, own)
+        if not isinstance(input, torch.Tensor) and not hasattr(type(input), "__torch_function__"):
+            raise ProblemTypeError(f"input: is a {type(input).__name__}; must be a torch.Tensor")
         output_padding: Any = self.output_padding
         if output_size is not None:
             sizes = (self.stride, self.padding, self.kernel_size, 3, self.dilation)
@@ -115,10 +121,10 @@ def convert(model: torch.nn.Module, *, algorithm: str | Kernel = "auto", backend
         What was swapped, and what was left and why: subclasses (LazyConvTranspose3d among them) may compute something else.
 
     Raises:
-        ProblemTypeError: `model` is no module, or an option of the wrong type; nothing was swapped.
+        ProblemError: `model` is no module, or an option of the wrong type or without meaning; nothing was swapped.
     """
     _require_module(model)
-    check_options(algorithm, None, backend)
+    check_names(algorithm, backend)
     swapped, left = [], {}
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.ConvTranspose3d):

@@ -52,6 +52,14 @@ def triple(name: str, value: object, minimum: int = 0) -> Triple:
     return (numbers[0], numbers[0], numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1], numbers[2])
 
 
+def _sizes(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        given = tuple(shape)
+    except TypeError:
+        raise ProblemTypeError(f"{name}_shape={shown(shape)}: must be a sequence of integers") from None
+    return tuple(_integer(f"{name}.shape[{axis}]", size, 0) for axis, size in enumerate(given))
+
+
 @dataclass(frozen=True)
 class AxisClass:
     """The outputs `o` of one axis with `(o + padding) % stride == residue`, and the taps that feed all of them.
@@ -171,7 +179,8 @@ class Problem:
         Raises:
             ProblemError: the shapes do not fit each other, or `Problem` refuses the geometry.
         """
-        input_shape, weight_shape = tuple(input_shape), tuple(weight_shape)
+        input_shape, weight_shape = _sizes("input", input_shape), _sizes("weight", weight_shape)
+        bias_shape = None if bias_shape is None else _sizes("bias", bias_shape)
         if len(input_shape) not in (4, 5):
             raise ProblemError(f"input.shape={input_shape}: must be (N, C, D, H, W) or (C, D, H, W)")
         if len(weight_shape) != 5:
@@ -183,8 +192,8 @@ class Problem:
             )
         groups = _integer("groups", groups, 1)
         out_channels = weight_shape[1] * groups
-        if bias_shape is not None and tuple(bias_shape) != (out_channels,):
-            raise ProblemError(f"bias.shape={tuple(bias_shape)}: must be ({out_channels},), one value for each output channel")
+        if bias_shape is not None and bias_shape != (out_channels,):
+            raise ProblemError(f"bias.shape={bias_shape}: must be ({out_channels},), one value for each output channel")
         for name, shape in (("input", batched[1:]), ("weight", weight_shape)):
             if 0 in shape:
                 raise ProblemError(f"{name}.shape={shape}: only the batch may be 0")
@@ -240,7 +249,7 @@ class Problem:
                 "grad_output": self.output_shape,
                 "grad_weight": self.weight_shape,
             }, "grad_weight"
-        raise ProblemError(f"pass={pass_name!r}: must be one of {', '.join(PASSES)}")
+        raise ProblemError(f"pass={shown(pass_name)}: must be one of {', '.join(PASSES)}")
 
     def axis_classes(self, a: int) -> list[AxisClass]:
         """Return the `stride[a]` residue classes of axis `a`, some of them without taps or without outputs."""
@@ -328,8 +337,12 @@ class Problem:
         return 2 * self.batch * self.in_channels * (self.out_channels // self.groups) * math.prod(self._live_pairs)
 
     def compulsory_bytes(self, itemsize: int, pass_name: str = "fprop") -> int:
-        """Return the fewest bytes any kernel moves: each tensor of the pass read or written once."""
-        return itemsize * sum(math.prod(shape) for shape in self.shapes(pass_name)[0].values())
+        """Return the fewest bytes any kernel moves: each tensor of the pass read or written once.
+
+        Raises:
+            ProblemError: `itemsize` is no whole number from 1 on, or there is no such pass.
+        """
+        return _integer("itemsize", itemsize, 1) * sum(math.prod(shape) for shape in self.shapes(pass_name)[0].values())
 
     @property
     def fits_int32_offsets(self) -> bool:

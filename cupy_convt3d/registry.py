@@ -6,8 +6,9 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from .errors import KernelError
+from .errors import KernelError, ProblemError, shown
 from .kernel import Kernel
+from .problem import PASSES
 from .source import kernel_directory
 
 _Stamps = tuple[tuple[str, int], ...]  # the files of a folder, each with its time of change
@@ -30,7 +31,13 @@ def _stamps(directory: Path) -> _Stamps:
 
 
 def kernels(pass_name: str | None = None) -> dict[str, Kernel]:
-    """Return the registered kernels by name, of one pass or of all."""
+    """Return the registered kernels by name, of one pass or of all.
+
+    Raises:
+        ProblemError: there is no such pass.
+    """
+    if pass_name not in (None, *PASSES):
+        raise ProblemError(f"pass_name={shown(pass_name)}: must be None or one of {', '.join(PASSES)}")
     directory = kernel_directory()
     shipped = _shipped(directory, _stamps(directory))
     return {name: kernel for name, kernel in {**shipped, **_own}.items() if pass_name in (None, kernel.pass_name)}
@@ -40,8 +47,10 @@ def register(kernel: Kernel, *, replace: bool = False) -> None:
     """Register a kernel under its name until this process ends.
 
     Raises:
-        KernelError: the name is taken and `replace` is false.
+        KernelError: it is no Kernel, or the name is taken and `replace` is false.
     """
+    if not isinstance(kernel, Kernel):
+        raise KernelError(f"kernel={shown(kernel)}: must be a Kernel")
     if not replace and kernel.name in kernels():
         raise KernelError(f"kernel {kernel.name!r}: is registered already; replace it knowingly or choose another name")
     _own[kernel.name] = kernel
@@ -65,6 +74,8 @@ def kernel(name: str) -> Kernel:
     Raises:
         KernelError: there is none; the message lists those there are.
     """
+    if not isinstance(name, str):
+        raise KernelError(f"name={shown(name)}: must be the name of a kernel")
     directory = kernel_directory()
     stamps = _stamps(directory)
     if name not in _own and f"{name}.cu" in dict(stamps):  # alone: to read all of them takes a while

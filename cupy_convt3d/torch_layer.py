@@ -42,6 +42,7 @@ from .torch_plan import (
     leaves_to_torch,
     make_plan,
     passes_of,
+    refuse_meta,
 )
 
 __all__ = ["conv_transpose3d", "conv_transpose3d_grad_input", "conv_transpose3d_grad_weight"]
@@ -224,6 +225,7 @@ def _first(key: Any, input: Any, weight: Any, bias: Any, call: Call, packed: Pac
         given = (input, weight, bias)
         return torch.overrides.handle_torch_function(conv_transpose3d, given, *given, *call.geometry, **options)
     input, weight, bias = map(without_subclass, (input, weight, bias))
+    refuse_meta("fprop", input, weight, bias)
     if not is_plain(input, weight, bias) or is_transformed():
         first, second, third = _cast_as_asked(input, weight, bias)
         if _is_torchs_alone(input, call) or is_torchs_own(first, second, third, call):

@@ -28,6 +28,7 @@ from .torch_plan import (
     leaves_to_torch,
     passes_of,
     problem_of,
+    refuse_meta,
     run,
     settings_of_others,
 )
@@ -218,6 +219,7 @@ def _implementation(pass_name: str) -> tuple[Any, Any, Any, Any]:
 
     def fake(*arguments: Any) -> Any:
         first, second, bias, call = parse(*arguments)
+        refuse_meta(pass_name, first, second, bias)
         shape = _written_shape(first, second, bias, call)
         layout = torch.channels_last_3d if keeps_channels_last(pass_name, first, second) else torch.contiguous_format
         return torch.empty(shape, dtype=first.dtype, device=first.device, memory_format=layout)

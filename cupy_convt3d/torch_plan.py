@@ -188,6 +188,13 @@ def problem_of(
     return problem
 
 
+def refuse_meta(pass_name: str, first: Any, *others: Any) -> None:
+    """Raise ProblemError for a meta tensor beside a first one with memory: the result would have memory too, and nothing in it."""
+    for name, tensor in zip(TENSORS[pass_name][1:], others, strict=False):
+        if tensor is not None and tensor.is_meta and not first.is_meta:
+            raise ProblemError(f"{name}.device=meta: must be {first.device}, as {TENSORS[pass_name][0]}'s")
+
+
 def keeps_channels_last(pass_name: str, first: Any, second: Any) -> bool:
     """Whether a pass's result has channels_last_3d strides: a volume's does if one of the operands has them."""
     refs = (TensorRef(0, tuple(tensor.shape), tuple(tensor.stride())) for tensor in (first, second))

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cupy_convt3d as ct
-from cupy_convt3d import cli, scratch
-from cupy_convt3d.errors import DataError, KernelError, ProblemError, shown
+from cupy_convt3d import cli, registry, scratch
+from cupy_convt3d.errors import BackendError, DataError, KernelError, ProblemError, shown
 from cupy_convt3d.lab.fuzz import fuzz
+from cupy_convt3d.lab.population import population
+from cupy_convt3d.lab.suites import named_problem, scaled_down, suite
+
+PROBLEM = ct.Problem(1, 1, 1, 1, 1)
+GATHER = ct.kernels()["fprop_gather"]
 
 
 class Nasty:
@@ -32,12 +38,21 @@ class Nasty:
         {"seed": -1},
         {"time_limit_s": 1e30},
         {"time_limit_s": Nasty()},
+        {"time_limit_s": True},
+        {"time_limit_s": 10**400},
+        {"examples": -1},
+        {"examples": "1"},
+        {"progress": 5},
+        {"in_process": "no"},
+        {"sandbox": ""},
+        {"backend": 0},
+        {"backend": ""},
     ],
     ids=lambda given: next(iter(given)),
 )
 def test_arguments_of_check(given: dict[str, Any]) -> None:
-    with pytest.raises((KernelError, ProblemError), match=f"{next(iter(given))}=.*must be"):
-        ct.check("fprop_gather", backend="host", **given)
+    with pytest.raises((KernelError, ProblemError, BackendError), match=f"{next(iter(given))}=.*must be"):
+        ct.check("fprop_gather", **{"backend": "host", "problem": PROBLEM, **given})
 
 
 @pytest.mark.parametrize("given", [{"kernels": [1]}, {"kernels": 1}, {"time_limit_s": 1e30}])
@@ -47,7 +62,7 @@ def test_arguments_of_fuzz(tmp_path: Path, given: dict[str, Any]) -> None:
         fuzz(**{"kernels": kernels, "backend": "host", "findings": tmp_path / "f", **given})
 
 
-@pytest.mark.parametrize("path", ["", "\ud800", ".", "/nowhere/at/all.json", 5])
+@pytest.mark.parametrize("path", ["", "\ud800", ".", "/nowhere/at/all.json", 5, "a\0b"])
 def test_the_file_of_recorded_calls_is_looked_at_first(path: Any) -> None:
     with pytest.raises(DataError, match=r"path=.*must be the path of a file"), ct.recorded_calls(path):
         raise AssertionError("it began")
@@ -57,6 +72,38 @@ def test_the_file_of_recorded_calls_is_looked_at_first(path: Any) -> None:
 def test_bytes_are_no_numbers(value: Any) -> None:
     with pytest.raises(ProblemError, match="dilation="):
         ct.Problem(1, 1, 1, (1, 1, 1), (1, 1, 1), dilation=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("path", lambda: ct.Kernel.from_file(None)),  # type: ignore[arg-type]
+        ("source", lambda: ct.Kernel.from_source([])),  # type: ignore[arg-type]
+        ("source", lambda: ct.Kernel.from_source(b"")),  # type: ignore[arg-type]
+        ("source", lambda: GATHER.replace_source(None)),  # type: ignore[arg-type]
+        ("texts", lambda: GATHER.replace_headers(1)),  # type: ignore[arg-type]
+        ("texts", lambda: GATHER.replace_headers({"a": b""})),  # type: ignore[dict-item]
+        ("problem", lambda: GATHER.why_not(None, "fp32")),  # type: ignore[arg-type]
+        ("problem", lambda: GATHER.plan(1, "fp32")),  # type: ignore[arg-type]
+        ("dtype", lambda: GATHER.plan(PROBLEM, "int8")),
+        ("kernel", lambda: registry.register(None)),  # type: ignore[arg-type]
+        ("name", lambda: registry.kernel([])),  # type: ignore[arg-type]
+        ("pass_name", lambda: ct.kernels("x")),
+        ("suite", lambda: suite([])),  # type: ignore[arg-type]
+        ("name", lambda: named_problem([])),  # type: ignore[arg-type]
+        ("problem", lambda: scaled_down(None, 1)),  # type: ignore[arg-type]
+        ("flop_limit", lambda: scaled_down(PROBLEM, "1")),  # type: ignore[arg-type]
+        ("seed", lambda: population("1", 1)),  # type: ignore[arg-type]
+        ("count", lambda: population(0, 1.5)),  # type: ignore[arg-type]
+        ("input_shape", lambda: ct.Problem.from_shapes(1, 1)),  # type: ignore[arg-type]
+        ("weight.shape", lambda: ct.Problem.from_shapes((1,) * 5, (1, None, 1, 1, 1))),  # type: ignore[arg-type]
+        ("bias_shape", lambda: ct.Problem.from_shapes((1,) * 5, (1,) * 5, 1)),  # type: ignore[arg-type]
+        ("itemsize", lambda: PROBLEM.compulsory_bytes("ab")),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_of_another_type(name: str, call: Callable[[], object]) -> None:
+    with pytest.raises((KernelError, ProblemError), match=rf"{name}\S*=.*must (be|look)"):
+        call()
 
 
 def test_a_value_that_cannot_be_shown() -> None:

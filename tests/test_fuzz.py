@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 
 from cupy_convt3d import cli
 from cupy_convt3d.backends.host import HostBackend
-from cupy_convt3d.errors import CompileError, FindingsError, KernelError
+from cupy_convt3d.errors import BackendError, CompileError, FindingsError, KernelError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.lab.check import resolve
 from cupy_convt3d.lab.check.examples import Example, configurations, draw_example, layouts, tails, tiles
-from cupy_convt3d.lab.fuzz import FuzzReport, _begin, fuzz, replay
+from cupy_convt3d.lab.fuzz import FuzzReport, _begin, findings, fuzz, replay
 from cupy_convt3d.lab.fuzz.findings import Finding, Journal, load
 from cupy_convt3d.lab.run.verify import APART, Outcome, _Example, executor_on, verify
+from cupy_convt3d.lab.run.worker import Worker
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernel, kernels
 
@@ -122,6 +123,26 @@ def test_replay_says_what_still_fails_and_what_has_changed(tmp_path: Path, capsy
 
     copy.unlink()
     assert replay(path)[0].outcome is None
+
+
+def test_replay_goes_on_behind_what_cannot_be_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, example = tmp_path / "f.jsonl", Example(kernel("fprop_gather"), Problem(1, 1, 1, 1, 1), "fp32", "exact", 0)
+    journal = Journal(path)
+    for backend in ("cuda", "host"):
+        journal.add("finding", Finding.of(example, Outcome(False, message=backend), backend, None, None))
+    journal.close()
+
+    def worker(kernel: Kernel, backend: str, *more: object) -> Worker:
+        if backend == "cuda":
+            raise BackendError("no GPU")
+        return Worker(kernel, backend, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(findings, "Worker", worker)
+    assert cli.main(["fuzz", "--replay", "--findings", str(path)]) == 2
+    said = capsys.readouterr().out
+    assert "not tried: no GPU" in said and "passes now" in said and "0 of 2 findings still fail, 1 not tried" in said
 
 
 def test_kill_9_loses_at_most_the_example_in_flight(tmp_path: Path) -> None:

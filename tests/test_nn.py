@@ -7,6 +7,7 @@ import io
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cupy_convt3d as ct
@@ -286,11 +287,36 @@ def test_what_is_no_module_is_not_converted(model: object) -> None:
         ct.nn.convert(model)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"algorithm": []}, {"algorithm": None}, {"backend": 5}])
-def test_options_of_a_wrong_type_are_named(options: dict[str, object]) -> None:
+@pytest.mark.parametrize("options", [{"algorithm": []}, {"algorithm": None}, {"backend": 5}, {"algorithm": "x"}, {"backend": "x"}])
+def test_options_that_cannot_be_are_named(options: dict[str, object]) -> None:
     model = torch.nn.Sequential(torch.nn.ConvTranspose3d(1, 1, 1))
-    with pytest.raises(ct.ProblemTypeError, match=f"{next(iter(options))}="):
+    with pytest.raises(ct.ProblemError, match=f"{next(iter(options))}="):
         ct.nn.convert(model, **options)  # type: ignore[arg-type]
     assert type(model[0]) is torch.nn.ConvTranspose3d, "nothing was swapped"
-    with pytest.raises(ct.ProblemTypeError, match=f"{next(iter(options))}="):
+    with pytest.raises(ct.ProblemError, match=f"{next(iter(options))}="):
         ct.nn.ConvTranspose3d(1, 1, 1, **options)
+
+
+@pytest.mark.parametrize("given", [np.ones((1, 1, 2, 2, 2), np.float32), None, [1]])
+@pytest.mark.parametrize("size", [None, (2, 2, 2)])
+def test_an_input_that_is_no_tensor_is_named(given: object, size: tuple[int, ...] | None) -> None:
+    with pytest.raises(TypeError, match=r"input: is a \w+; must be a torch.Tensor"):
+        ct.nn.ConvTranspose3d(1, 1, 1)(given, size)
+
+
+@pytest.mark.parametrize("backend", [None, "host"])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_weight_without_memory_is_refused(backend: str | None, recorded: bool) -> None:
+    x, w = torch.ones(1, 1, 2, 2, 2), torch.ones(1, 1, 1, 1, 1, device="meta", requires_grad=recorded)
+    calls = {
+        "weight": (
+            lambda: ct.conv_transpose3d(x, w, backend=backend),
+            lambda: ct.conv_transpose3d_grad_input(x, w, x.shape, backend=backend),
+        ),
+        "bias": (lambda: ct.conv_transpose3d(x, torch.ones(1, 1, 1, 1, 1), w.flatten(), backend=backend),),
+        "grad_output": (lambda: ct.conv_transpose3d_grad_weight(x, x.to("meta"), w.shape, backend=backend),),
+    }
+    for name, each in calls.items():
+        for call in each:
+            with pytest.raises(ct.ProblemError, match=f"{name}.device=meta: must be cpu"):
+                call()

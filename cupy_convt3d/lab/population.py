@@ -13,7 +13,7 @@ from itertools import islice
 
 import numpy as np
 
-from ..errors import ProblemError
+from ..errors import ProblemError, shown
 from ..problem import Problem, Triple, triple
 from .bench.measure import Ceilings
 
@@ -153,12 +153,11 @@ def population(seed: int, count: int, wanted: Callable[[Problem], bool] | None =
         wanted: says which layers count, of the first `100 * count`; None: all.
 
     Raises:
-        ProblemError: `seed` is negative, or `count` below 1.
+        ProblemError: `seed` is no number from 0 on, or `count` none from 1 on.
     """
-    if seed < 0:
-        raise ProblemError(f"seed={seed}: must be at least 0")
-    if count < 1:
-        raise ProblemError(f"count={count}: must be at least 1")
+    for name, number, least in (("seed", seed, 0), ("count", count, 1)):
+        if type(number) is not int or number < least:
+            raise ProblemError(f"{name}={shown(number)}: must be at least {least}, and whole")
     if wanted is None:
         return list(islice(_layers(seed), count))
     return list(islice((layer for layer in islice(_layers(seed), 100 * count) if wanted(layer.problem)), count))

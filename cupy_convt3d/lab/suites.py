@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from numbers import Real
 
-from ..errors import ProblemError
+from ..errors import ProblemError, ProblemTypeError, shown
 from ..problem import AXES, Problem, Triple
 
 HOST_FLOP_LIMIT = 4_000_000  # what the named problems are scaled down to on the host
@@ -126,8 +127,8 @@ def suite(name: str) -> dict[str, Problem]:
     Raises:
         ProblemError: there is no such suite.
     """
-    if name not in SUITES:
-        raise ProblemError(f"suite={name!r}: must be one of {', '.join(SUITES)}")
+    if not isinstance(name, str) or name not in SUITES:
+        raise ProblemError(f"suite={shown(name)}: must be one of {', '.join(SUITES)}")
     return dict(SUITES[name])
 
 
@@ -137,7 +138,8 @@ def named_problem(name: str) -> Problem:
     Raises:
         ProblemError: it is neither.
     """
-    return next((problems[name] for problems in SUITES.values() if name in problems), None) or Problem.parse(name)
+    known = (problems[name] for problems in SUITES.values() if name in problems) if isinstance(name, str) else ()
+    return next(iter(known), None) or Problem.parse(name)
 
 
 def scaled_down(problem: Problem, flop_limit: int) -> Problem:
@@ -145,7 +147,14 @@ def scaled_down(problem: Problem, flop_limit: int) -> Problem:
 
     Batch, volume and channels are halved, always the one that is largest for its kind; groups only when nothing else is left.
     A problem that is small enough comes back as it is; one that can't get below the limit comes back as small as it gets.
+
+    Raises:
+        ProblemTypeError: `problem` is no Problem, or `flop_limit` no number.
     """
+    if not isinstance(problem, Problem):
+        raise ProblemTypeError(f"problem={shown(problem)}: must be a Problem")
+    if not isinstance(flop_limit, Real):
+        raise ProblemTypeError(f"flop_limit={shown(flop_limit)}: must be a number")
     while problem.flop > flop_limit:
         smaller = max(_reductions(problem), key=lambda reduction: reduction[0], default=None)
         if smaller is None:

@@ -27,12 +27,12 @@ def _colors(rows: Sequence[Row]) -> dict[str, str]:
     return colors | {row.contender: RIVAL for row in rows if row.is_rival}
 
 
-def _check_rows(rows: object) -> None:
+def _check_rows(rows: object, kind: type[Row] | None = None) -> None:
     from ..lab.bench.measure import Row
 
     must_be("rows", rows, Sequence, "a list of rows")
     for row in rows:  # type: ignore[attr-defined]
-        must_be("rows", row, Row, "a list of rows")
+        must_be("rows", row, kind or Row, "a list of rows")
 
 
 def speed_bars(rows: Sequence[Row]) -> Figure:
@@ -139,9 +139,14 @@ def ratio_distribution(rows: Sequence[CallRow]) -> Figure:
 
     Args:
         rows: as `lab.survey` measures them; passes are told apart by the line's dashes.
+
+    Raises:
+        ProblemTypeError: `rows` is no list of these.
     """
+    from ..lab.bench.calls import CallRow
     from ..lab.bench.survey_summary import verdicts
 
+    _check_rows(rows, CallRow)
     found = [verdict for verdict in verdicts(rows) if verdict.ratio is not None]
     layouts = [name for name in LAYOUTS if any(v.auto.layout == name for v in found)] or ["ncdhw"]
     keys = list(dict.fromkeys((v.auto.pass_name, v.auto.dtype) for v in found))
@@ -176,13 +181,18 @@ def error_histogram(ratios: Mapping[str, Sequence[float]]) -> Figure:
 
     Args:
         ratios: error over its bound of each random example, by kernel: `CheckReport.ratios`.
+
+    Raises:
+        ProblemError: `ratios` is of another type, or has a number that is negative or NaN.
     """
     must_be("ratios", ratios, Mapping, "lists of numbers by the names of kernels")
     for name, values in ratios.items():
         must_be("ratios", name, str, "lists of numbers by the names of kernels")
         must_be(f"ratios[{name!r}]", values, (Sequence, np.ndarray), "a list of numbers")
         for value in values:
-            must_be(f"ratios[{name!r}]", value, (int, float, np.number), "a list of numbers")
+            must_be(f"ratios[{name!r}]", value, (int, float, np.integer, np.floating), "a list of numbers")
+            if not value >= 0:
+                raise ProblemError(f"ratios[{name!r}]: {value}: must be at least 0")
     figure = Picture(figsize=(7.2, 0.75 * max(1, len(ratios)) + 0.8), layout="constrained")
     panels = figure.subplots(max(1, len(ratios)), 1, sharex=True, squeeze=False)[:, 0]
     finite = {name: [r for r in values if math.isfinite(r)] for name, values in ratios.items()}

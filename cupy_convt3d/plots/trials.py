@@ -113,13 +113,16 @@ def tuning_landscape(trials: Sequence[tuple[Mapping[str, int], float | None]], t
         tunables: two names, for the rows and the columns; None takes those whose best times vary most.
 
     Raises:
-        KernelError: there are no trials, or a name is no tunable of theirs.
+        KernelError: there are no trials, one has no time above 0, or a name is no tunable of theirs.
+        ProblemTypeError: an argument is no list.
     """
     must_be("trials", trials, Sequence, "a list of (configuration, milliseconds or None)")
     for trial in trials:
         must_be("trials", trial, Sequence, "a list of (configuration, milliseconds or None)")
         if len(trial) != 2 or not isinstance(trial[0], Mapping) or not isinstance(trial[1], (int, float, type(None))):
             raise KernelError(f"trials: {shown(trial)}: must be (configuration, milliseconds or None)")
+        if trial[1] is not None and not 0 < trial[1] < math.inf:
+            raise KernelError(f"trials: {shown(trial)}: its milliseconds must be a number above 0")
     must_be("tunables", tunables, (Sequence, type(None)), "None or a list of names")
     names = list(dict.fromkeys(name for configuration, _ in trials for name in configuration))
     if not names:

@@ -157,9 +157,11 @@ def check(
 
     Raises:
         KernelError, CompileError, BackendError: the kernel, its dtype or the backend cannot be had at all.
+        KernelError, ProblemTypeError: an argument is of another type or out of range; said before anything runs.
     """
-    check_arguments(problem, problems, dtypes, kinds, seed, time_limit_s)
-    search = _Search(resolve(kernel), backend or default_backend(), dtypes, kinds, sanitize, progress, time_limit_s)
+    check_arguments(problem, problems, dtypes, kinds, seed, time_limit_s, examples, in_process, sandbox, progress)
+    backend = default_backend() if backend is None else backend
+    search = _Search(resolve(kernel), backend, dtypes, kinds, sanitize, progress, time_limit_s)
     search.only = (*problems, *([] if problem is None else [problem]))
     start = time.perf_counter()
     if FAR in (kinds or ()) and (search.report.backend != "host" or sanitize):
@@ -236,7 +238,7 @@ class _Search:
         if not 0 < time_limit_s < float("inf"):
             raise KernelError(f"time_limit_s={shown(time_limit_s)}: must be a number of seconds above 0")
         if backend not in ("cuda", "host"):
-            raise BackendError(f"backend={backend!r}: must be cuda or host")
+            raise BackendError(f"backend={shown(backend)}: must be cuda or host")
         if sanitize is not None and backend != "host":
             raise BackendError(f"sanitize={sanitize!r}: only the host backend has sanitizers, not {backend}")
         for dtype in dtypes or ():

@@ -16,6 +16,10 @@ def check_arguments(
     kinds: Sequence[str] | None,
     seed: int,
     time_limit_s: float,
+    examples: int,
+    in_process: bool,
+    sandbox: bool,
+    progress: object,
 ) -> None:
     """Raise KernelError or ProblemTypeError for an argument that is of another type than `check` declares."""
     limits.check_time_limit(time_limit_s)
@@ -26,8 +30,14 @@ def check_arguments(
     for name, value in (("dtypes", dtypes), ("kinds", kinds)):
         if value is not None and not (_is_list(value) and all(isinstance(one, str) for one in value)):
             raise KernelError(f"{name}={shown(value)}: must be a list of names")
-    if type(seed) is not int or seed < 0:
-        raise KernelError(f"seed={shown(seed)}: must be a whole number, at least 0")
+    if progress is not None and not callable(progress):
+        raise KernelError(f"progress={shown(progress)}: must be None or a function")
+    for name, number in (("seed", seed), ("examples", examples)):
+        if type(number) is not int or number < 0:
+            raise KernelError(f"{name}={shown(number)}: must be a whole number, at least 0")
+    for name, switch in (("in_process", in_process), ("sandbox", sandbox)):
+        if not isinstance(switch, bool):
+            raise KernelError(f"{name}={shown(switch)}: must be True or False")
 
 
 def _is_list(value: object) -> bool:

@@ -12,15 +12,15 @@ from ... import registry
 from ...errors import KernelError, printable
 from ..check import default_backend, other_gpu, resolve
 from ..run.sandbox import notice
-from . import FuzzReport, fuzz, replay
-from .findings import Finding
+from . import FuzzReport, fuzz
+from .findings import Finding, replay
 
 _LINE_EVERY_S = 60.0  # where stderr is no terminal
 Show = Callable[[FuzzReport, "Finding | None"], None]
 
 
 def main(options: argparse.Namespace) -> int:
-    """Fuzz, or replay; return 1 if the file holds a failure that is not known to be gone."""
+    """Fuzz, or replay; return 1 if the file holds a failure that is not known to be gone, 2 if one could not be tried here."""
     if options.replay:
         return _replay(options)
     kernels = [resolve(name) for name in options.kernels or registry.kernels()]
@@ -140,5 +140,6 @@ def _replay(options: argparse.Namespace) -> int:
     for result in results:
         print(printable(f"{result}\n  {result.finding.example_line()}"), flush=True)
     failing = sum(result.outcome is not None and not result.outcome.ok for result in results)
-    print(f"{failing} of {len(results)} findings still fail")
-    return 1 if failing else 0
+    left = sum(result.not_tried is not None for result in results)
+    print(f"{failing} of {len(results)} findings still fail{f', {left} not tried' if left else ''}")
+    return 1 if failing else 2 if left else 0

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ... import records
+from ... import limits, records
 from ...backends.host import SANITIZERS
 from ...dtypes import DTYPES
 from ...errors import BackendError, CacheWarning, DataError, FindingsError, KernelError, ProblemError, shown
@@ -26,6 +26,7 @@ from ..bench.provenance import package_versions
 from ..check.examples import Example
 from ..run.far import FAR
 from ..run.verify import Outcome
+from ..run.worker import Worker
 from ..tensors import KINDS, SPECIAL_KINDS
 
 _MOST_COUNT = 2**63 - 1
@@ -277,6 +278,56 @@ def differences(recorded: dict[str, str], now: dict[str, str], found: Finding, k
     if kernel is not None and source_digest(kernel) != found.source:
         changed.append(f"the source of {found.kernel} was {found.source}, is {source_digest(kernel)}")
     return changed
+
+
+@dataclass
+class Replayed:
+    """One finding run again.
+
+    Attributes:
+        outcome: None where it was not run.
+        warnings: what changed.
+        not_tried: why it could not be run here: no GPU, no compiler, too little memory; None also where the kernel is gone or refuses it.
+    """
+
+    finding: Finding
+    outcome: Outcome | None
+    warnings: list[str]
+    not_tried: str | None = None
+
+    def __str__(self) -> str:
+        if self.not_tried is not None:
+            return f"{self.finding.kernel}: not tried: {self.not_tried}"
+        if self.outcome is None:
+            return f"{self.finding.kernel}: cannot be run any more"
+        return f"{self.finding.kernel}: {'passes now' if self.outcome.ok else f'still fails: {self.outcome.message}'}"
+
+
+def replay(findings: str | Path, time_limit_s: float = 10.0) -> list[Replayed]:
+    """Run every finding of a file once more, on the backend and under the sanitizer it was found with, if these can be had.
+
+    Raises:
+        KernelError: `time_limit_s` is no number of seconds.
+        FindingsError: the file is missing or damaged.
+    """
+    limits.check_time_limit(time_limit_s)
+    found, pending, recorded = load(Path(findings))
+    now, results = surroundings(), []
+    for finding in [*found, *pending]:
+        kernel, outcome, not_tried = current_kernel(finding), None, None
+        try:
+            if kernel is not None:
+                example = finding.example(kernel)
+                with Worker(example.kernel, finding.backend, finding.sanitize, time_limit_s) as worker:
+                    if example.kind != FAR:  # which has more to do than fits into any limit
+                        worker.time_limit_s = limits.time_limit_s(example.problem, time_limit_s)
+                    outcome = worker.verify(example.problem, example.dtype, example.kind, example.seed)
+        except BackendError as error:
+            not_tried = str(error)
+        except KernelError:
+            pass
+        results.append(Replayed(finding, outcome, differences(recorded, now, finding, kernel), not_tried))
+    return results
 
 
 def current_kernel(found: Finding) -> Kernel | None:
