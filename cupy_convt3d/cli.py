@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .lab.check import CheckReport
 
 _PASSED, _FAILED, _USAGE = 0, 1, 2  # exit codes
-_KINDS = ("exact", "exact_wide", "random", "nan", "inf", "overflow", "cancel", "far")  # of `lab.tensors`, which imports more
+_KINDS = ("exact", "exact_wide", "random", "nan", "inf", "overflow", "cancel", "largest", "far")  # of `lab.tensors`, which imports more
 POPULATION, COUNT = "population", 150  # the suite that is drawn, and how many of its layers
 CHECK_FLOP = 400_000  # useful FLOP that a check scales a layer down to
 _TIME_LIMIT = "seconds after which an example is a hang; a large one has more (default 10)"

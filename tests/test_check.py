@@ -416,6 +416,8 @@ def test_each_kind_alone(kind: str, arguments: list[str], capsys: pytest.Capture
         assert code == 2 and "without a sanitizer" in done.err
     elif kind == "exact_wide" and "fp16" in arguments:
         assert code == 1 and "do not keep wide integers" in done.out
+    elif kind == "largest" and "fp16" in arguments:
+        assert code == 1 and "largest: is for fp32 and tf32x3, not for fp16" in done.out
     else:
         assert code == 0, done
 

@@ -24,6 +24,7 @@ _INFINITE_IN_TF32 = np.uint32(0x7F7FF000).view(np.float32)  # from here on
 # Below this bound B every partial sum of integers is exact in the accumulator, and for fp16 the result does not overflow.
 EXACT_LIMIT = {"fp64": 2**53, "fp32": 2**24, "fp16": 65504, "bf16": 2**24, "tf32": 2**24, "tf32x3": 2**24}
 WIDE = ("fp64", "fp32", "tf32x3")  # whose products keep the bits of "exact_wide"
+ONLY = {"exact_wide": WIDE, "largest": LARGEST, **dict.fromkeys(NARROW_KINDS, NARROW)}  # dtypes of the kinds that not all have
 _WIDE_BITS = {"fp64": (26, 32), "fp16": (11, 11), "bf16": (8, 8)}  # the 16-bit types': all that they keep
 _OVERFLOW = {"fp16": 18, "bf16": 130}  # the power of 2 of the largest sums: four times as much as is finite
 _MEAN_PRODUCT = 20  # of two integers from 1 to 8
@@ -95,8 +96,7 @@ def draw_tensors(pass_name: str, problem: Problem, dtype_name: str, kind: str, s
 
 def kinds_of(dtype_name: str) -> tuple[str, ...]:
     """Return the kinds of tensors that there are in a dtype."""
-    only = {"exact_wide": WIDE, "largest": LARGEST, **dict.fromkeys(NARROW_KINDS, NARROW)}
-    return tuple(kind for kind in (*KINDS, *SPECIAL_KINDS) if dtype_name in only.get(kind, DTYPES))
+    return tuple(kind for kind in (*KINDS, *SPECIAL_KINDS) if dtype_name in ONLY.get(kind, DTYPES))
 
 
 def as_multiplied(dtype_name: str, tensors: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -32,7 +32,7 @@ from ..progress import Progress
 from ..run.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems, largest_tensor, takes_far_strides
 from ..run.verify import APART, LATE, Outcome
 from ..run.worker import InProcess, Worker
-from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, SPOILT, WIDE
+from ..tensors import KINDS, NARROW_KINDS, ONLY, SPECIAL_KINDS, SPOILT, WIDE
 from .arguments import check_arguments
 from .corners import corner_problems
 from .examples import (
@@ -252,9 +252,9 @@ class _Search:
         self.pairs = combinations(self.report.dtypes, [kind for kind in self.kinds if kind != FAR])
         if "exact_wide" in self.kinds and not set(self.report.dtypes) & set(WIDE):
             self.report.leave_out(KIND, f"exact_wide: the sums of {', '.join(self.report.dtypes)} do not keep wide integers")
-        for kind in set(kinds or ()) & set(NARROW_KINDS):
-            if not set(self.report.dtypes) & set(NARROW):
-                self.report.leave_out(KIND, f"{kind}: is for {' and '.join(NARROW)}, not for {', '.join(self.report.dtypes)}")
+        for kind in set(kinds or ()) & (ONLY.keys() - {"exact_wide"}):
+            if not set(self.report.dtypes) & set(ONLY[kind]):
+                self.report.leave_out(KIND, f"{kind}: is for {' and '.join(ONLY[kind])}, not for {', '.join(self.report.dtypes)}")
         self.configurations = configurations(kernel)
         self.problems: set[Problem] = set()
         self.only: tuple[Problem, ...] = ()
