@@ -20,7 +20,18 @@ from cupy_convt3d.dtypes import DTYPES
 from cupy_convt3d.errors import ProblemError
 from cupy_convt3d.lab import strategies
 from cupy_convt3d.lab.strategies import EDGE_PROBLEMS, FEATURES, covered, problems
-from cupy_convt3d.lab.tensors import EXACT_LIMIT, KINDS, NARROW, NARROW_KINDS, SPOILT, WIDE, draw_tensors, most_terms
+from cupy_convt3d.lab.tensors import (
+    EXACT_LIMIT,
+    KINDS,
+    LARGEST,
+    NARROW,
+    NARROW_KINDS,
+    SPOILT,
+    WIDE,
+    as_multiplied,
+    draw_tensors,
+    most_terms,
+)
 from cupy_convt3d.problem import PASSES, Problem
 
 TILES = {"output_voxels": 64, "in_channels_per_group": 16, "out_channels_per_group": 32}
@@ -369,3 +380,18 @@ def test_random_tensors_are_standard_normal(dtype_name: str) -> None:
         values = tensor.astype(np.float64)
         assert abs(values.mean()) < 0.05 and abs(values.std() - 1) < 0.05
         assert np.unique(values).size > 300
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_the_largest_numbers_have_finite_sums(dtype: str) -> None:
+    """What rounds to infinity in TF32 stands in few places, and not always: there tf32x3 may find infinities."""
+    problem, infinite = Problem.parse("n2_c3to4_i3_k3_s2_p1_bias"), 0
+    for seed in range(20):
+        tensors = draw_tensors("fprop", problem, dtype, "largest", seed)
+        sums = reference.run("fprop", problem, tensors)
+        assert np.isfinite(sums).all() and np.abs(sums).max() < np.finfo(np.float32).max / 2
+        assert np.abs(tensors["input"]).min() >= np.finfo(np.float32).max * 0.49
+        seen = as_multiplied(dtype, tensors)
+        assert all(np.isfinite(array).all() for name, array in seen.items() if name != "input")
+        infinite += int(np.isinf(seen["input"]).sum())
+    assert (infinite > 0) == (dtype == "tf32x3") and infinite < 20 * 5
