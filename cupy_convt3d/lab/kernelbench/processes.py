@@ -15,11 +15,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import traceback
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import BackendError
@@ -128,12 +126,11 @@ class Supervisor:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        # Where a module is found does not change with the folder: relative paths count from here, and this folder last.
-        paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), "."]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))}
+        statement = f"from {__name__} import main; main({theirs.fileno()}, {os.getpid()})"
+        command, environment = process.python(statement, last=["."])  # where a file finds its modules, whatever the working directory
         self._folder = tempfile.mkdtemp(prefix=f"convt3d-kernelbench-{os.getpid()}-")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()}, {os.getpid()})"],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],

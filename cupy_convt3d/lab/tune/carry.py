@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from ...problem import Problem
 from ...source import PACKAGE, code_alone
 from ...tuning import LIBRARY, Database, Entry
 from ..progress import Progress
+from ..run import process
 from ..threads import share
 
 _CHILD = Path(__file__).with_name("carry_child.py")
@@ -200,15 +200,12 @@ def _known_cards() -> str:
 class _Tree:
     """A package of some revision, asked in a process of its own."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
+        command, environment = process.python(f"exec({_CHILD.read_text()!a}, {{'__name__': '__main__'}})", folder)
+        environment.pop("CONVT3D_KERNELS", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD.read_text()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), environment.get("PYTHONPATH", ""))))},
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment
         )
 
     def ask(self, request: str, asked: object = None) -> dict[str, Any]:
@@ -239,8 +236,7 @@ class _Trees:
         self._same_text: dict[str, bool] = {}
 
     def open(self) -> tuple[_Tree, _Tree]:
-        environment = {name: value for name, value in os.environ.items() if name != "CONVT3D_KERNELS"}
-        return _Tree(self.before, environment), _Tree(self.after, environment)
+        return _Tree(self.before), _Tree(self.after)
 
     def facts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         trees = self.open()
