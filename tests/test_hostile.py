@@ -181,7 +181,8 @@ def test_nothing_takes_the_place_of_the_standard_library(tmp_path: Path, monkeyp
     tree = carry._Tree(PACKAGE.parent)
     assert "error" in tree.ask("nothing")
     tree.close()
-    found, environment = process.python("import cupy_convt3d, os; print(cupy_convt3d.__file__, os.path.abspath('.') in sys.path)", last=["."])
+    statement = "import cupy_convt3d, os; print(cupy_convt3d.__file__, os.path.abspath('.') in sys.path)"
+    found, environment = process.python(statement, last=["."])
     said = subprocess.run(found, env=environment, capture_output=True, text=True, check=True).stdout
     assert said.split() == [str(PACKAGE / "__init__.py"), "True"]
     monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))

@@ -1,8 +1,8 @@
 """The process that judges kernels and runs none: it owns the inputs' values, the reference, the guards and the verdict.
 
-`main` runs in a Python of its own (`process.python`), imports everything once and forks the process in which kernels run (`child`, `runner`), again
-whenever one has ended it, which takes milliseconds. It compares what lies in the memory that both share. A kernel that kills the
-judge itself is an outcome too: `worker`, in the caller's process, sees it.
+`main` runs in a Python of its own (`process.python`), imports everything once and forks the process in which kernels run (`child`,
+`runner`), again whenever one has ended it, which takes milliseconds. It compares what lies in the memory that both share. A kernel
+that kills the judge itself is an outcome too: `worker`, in the caller's process, sees it.
 """
 
 from __future__ import annotations

@@ -245,8 +245,8 @@ class Worker:
         with theirs:
             self._process = subprocess.Popen(
                 command,
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=self._log,
                 env=environment,
                 start_new_session=True,  # a Ctrl-C is for the caller, which then ends the judge

@@ -10,14 +10,13 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ... import cache, includes, tuning
+from ... import cache, includes, scratch, tuning
 from ...backends.base import output_layout
 from ...errors import BackendError, DataError, shown
 from ...limits import cores
@@ -130,14 +129,13 @@ def revision(name: str) -> Path:
     folder = cache.cache_directory().absolute() / f"revision-{commit}"
     with cache.making(folder.name):
         if not folder.is_dir():
-            with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            with scratch.directory(inside=folder.parent) as temporary:
                 archive = subprocess.run([*git, "archive", commit, "cupy_convt3d", "kernels"], capture_output=True, check=False)
                 if archive.returncode:
                     raise DataError(f"--carry-on {shown(name)}: git archive: {archive.stderr.decode(errors='replace').strip()}")
                 subprocess.run(["tar", "-x", "-C", temporary], input=archive.stdout, check=True)
                 os.chmod(temporary, 0o700)
                 os.rename(temporary, folder)
-                os.mkdir(temporary)
     return folder
 
 
