@@ -2,7 +2,9 @@
 
 import sys
 
-from .cli import main
-
 if __name__ == "__main__":
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path.append(sys.path.pop(0))  # the current folder: not before the standard library
+    from .cli import main
+
     sys.exit(main())

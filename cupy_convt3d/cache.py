@@ -6,11 +6,9 @@ temporary one takes its place until the process ends; a `CacheWarning` says so. 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import os
-import shutil
 import stat
 import tempfile
 import warnings
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import platformdirs
 
+from . import scratch
 from .errors import BackendError, CacheWarning, shown
 from .files import locked, read_bytes, write_whole
 from .switches import COMPILING
@@ -193,18 +192,12 @@ def _temporary(directory: Path, why: str) -> Path:
         )
     if _private is None or not _private.is_dir():
         try:
-            _private = Path(tempfile.mkdtemp(prefix="convt3d-cache-"))
+            _private = Path(tempfile.mkdtemp(prefix="cache-", dir=scratch.folder()))
         except OSError as error:
             raise BackendError(
                 f"cache directory {str(directory)!r} {why}, and there can be no temporary one ({error}); set {VARIABLE} or TMPDIR"
             ) from None
-        atexit.register(_remove, os.getpid(), _private)
     return _private
-
-
-def _remove(process: int, directory: Path) -> None:
-    if os.getpid() == process:  # not what was forked meanwhile
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check_name(name: str) -> None:

@@ -289,6 +289,10 @@ class Kernel:
         """Return the same kernel with the values that its source gives its tunables."""
         return replace(self, tunables=_defaults(self.source))
 
+    def has_code_of(self, other: Kernel) -> bool:
+        """Whether it is the same kernel as another, but for the values of tunables."""
+        return (self.source, self.headers, self.overlay) == (other.source, other.headers, other.overlay)
+
     @property
     def changed_tunables(self) -> dict[str, int]:
         """The tunables whose value is not the source's default."""

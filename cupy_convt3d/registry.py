@@ -43,6 +43,13 @@ def kernels(pass_name: str | None = None) -> dict[str, Kernel]:
     return {name: kernel for name, kernel in {**shipped, **_own}.items() if pass_name in (None, kernel.pass_name)}
 
 
+def is_shipped(kernel: Kernel) -> bool:
+    """Whether a kernel's code came with the package, whatever its tunables are set to."""
+    directory = kernel_directory()
+    known = _shipped(directory, _stamps(directory)).get(kernel.name)
+    return known is not None and kernel.has_code_of(known)
+
+
 def register(kernel: Kernel, *, replace: bool = False) -> None:
     """Register a kernel under its name until this process ends.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -15,9 +14,14 @@ from pathlib import Path
 _folders: dict[int, Path] = {}  # by process: a fork has one of its own
 
 
-def directory(prefix: str = "") -> tempfile.TemporaryDirectory[str]:
-    """Return a temporary directory for a `with` statement, inside of this process's folder."""
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=folder())
+@contextmanager
+def directory(prefix: str = "", inside: Path | None = None) -> Iterator[str]:
+    """Give a temporary directory for a while, inside of this process's folder or of another."""
+    path = tempfile.mkdtemp(prefix=prefix, dir=inside or folder())
+    try:
+        yield path
+    finally:
+        remove(path)
 
 
 def folder() -> Path:
@@ -26,6 +30,45 @@ def folder() -> Path:
     if known is None or not known.is_dir():
         known = _folders[os.getpid()] = _make(_base())
     return known
+
+
+def remove(path: str | Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it, however deep; never raises, and leaves what cannot be removed."""
+    with suppress(OSError):
+        os.unlink(path)
+        return
+    with suppress(OSError):
+        os.chmod(path, 0o700)
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(path)
+
+
+def _empty(top: int) -> None:
+    """Remove what is in an open folder. Folders in folders are moved into it first: paths have a greatest length, and calls a depth."""
+    waiting = os.listdir(top)
+    for name in waiting:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=top)
+            continue
+        with suppress(OSError):
+            os.chmod(name, 0o700, dir_fd=top)
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+            try:
+                for entry in os.listdir(inner):
+                    with suppress(OSError):
+                        os.unlink(entry, dir_fd=inner)
+                        continue
+                    with suppress(OSError):
+                        os.chmod(entry, 0o700, dir_fd=inner)
+                        os.rename(entry, moved := os.urandom(16).hex(), src_dir_fd=inner, dst_dir_fd=top)
+                        waiting.append(moved)
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=top)
 
 
 def remove_abandoned() -> None:
@@ -77,7 +120,7 @@ def _is_ours(base: Path) -> bool:
 def _leave(own: Path, pid: int) -> None:
     """Remove a process's folder at its end, and those of the processes that it has killed; a fork's end is not its own."""
     if os.getpid() == pid:
-        shutil.rmtree(own, ignore_errors=True)
+        remove(own)
         remove_abandoned()
 
 
@@ -85,7 +128,7 @@ def _remove_abandoned(base: Path) -> None:
     """Remove the folders of processes that are gone; the caller has the base's lock."""
     for other in base.iterdir():
         if other.is_dir() and _lock(other) is not None:
-            shutil.rmtree(other, ignore_errors=True)
+            remove(other)
 
 
 def _lock(path: Path, keep: bool = False) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -26,8 +27,10 @@ from cupy_convt3d.lab.fuzz import fuzz
 from cupy_convt3d.lab.run import arena, process, sandbox, worker
 from cupy_convt3d.lab.run.judge import Judge
 from cupy_convt3d.lab.run.worker import Worker
+from cupy_convt3d.lab.tune import carry
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernel
+from cupy_convt3d.source import PACKAGE
 
 KERNELS = Path(__file__).parent / "hostile" / "kernels"
 PROBLEM = Problem.parse("n1_c1to1_i1x1x2_k1")
@@ -48,6 +51,7 @@ SAID = {
     "flood_error": "hang",
     "forge_pickle": "crash: the kernel has broken into the talk",
     "forge_replies": "crash: the kernel has broken into the talk",
+    "forge_through_proc": "crash: the kernel has ended or stopped the process that judges it (hang: it did not answer within",
     "forge_verdicts": "crash: the kernel has broken into the talk",
     "fork_and_exit": "crash: the kernel's process ended with exit code 0",
     "fork_and_return": "crash: the kernel has started a process",
@@ -72,7 +76,7 @@ SAID = {
 }
 QUICK = (
     *("stop_parent", "forge_replies", "garbage_on_files", "exit_99", "kill_parent", "fork_and_exit", "daemon"),
-    *("flood_and_pass_on", "write_input", "fork_in_thread"),
+    *("flood_and_pass_on", "write_input", "fork_in_thread", "forge_through_proc"),
 )
 
 
@@ -119,7 +123,7 @@ def test_every_kernel_of_the_corpus_has_its_line() -> None:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SAID])
 def test_a_hostile_kernel_fails_in_one_line(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cupy_convt3d.lab.check.shrink.shrink", lambda problem, *rest: problem)
-    if name == "stop_parent":  # what a judge has to answer in beside the launches
+    if name in ("stop_parent", "forge_through_proc"):  # what a judge has to answer in beside the launches
         monkeypatch.setattr(worker, "_JUDGING_LIMIT_S", -27.0)
         monkeypatch.setattr(worker, "_CLOSE_LIMIT_S", 1.0)
     begun = time.monotonic()
@@ -146,6 +150,57 @@ def test_a_hostile_kernel_does_not_end_a_fuzz(tmp_path: Path) -> None:
     assert report.coverage["fprop_gather"].failures == 0 < report.coverage["fprop_gather"].examples
     assert report.restarts >= 3
     assert json.loads((tmp_path / "f.jsonl.progress").read_text())["running"] == {}
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_what_a_kernel_did_to_its_process_is_no_other_kernels(tmp_path: Path) -> None:
+    """Neither in a fuzz, which runs kernels by turns, nor for kernels of strangers; those that shipped share a process."""
+    text = (KERNELS / "exit_0.cu").read_text()
+    alarm = "signal(SIGALRM, SIG_DFL); itimerval soon = {{0, 3000}, {0, 3000}}; setitimer(ITIMER_REAL, &soon, nullptr); output[0] = 7;"
+    late = Kernel.from_source("#include <csignal>\n#include <sys/time.h>\n".join(["", text.replace("_exit(0);", alarm)]), "late")
+    report = fuzz([late, kernel("fprop_gather")], backend="host", findings=tmp_path / "f.jsonl", examples=30, workers=1, seed="x")
+    assert report.coverage["fprop_gather"].failures == 0 < report.coverage["fprop_gather"].examples
+    assert {finding.kernel for finding in report.findings} == {"late"}
+    with Worker(kernel("fprop_gather"), "host") as worker:
+        for name, restarts in (("fprop_gather", 0), ("fprop_tiled", 0), ("late", 1), ("fprop_gather", 2)):
+            worker.kernel = late if name == "late" else kernel(name)
+            worker.verify(PROBLEM, "fp32", "exact", 0)
+            assert worker.restarts == restarts
+
+
+def test_nothing_takes_the_place_of_the_standard_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what decides: the judge, what carries entries on, the command."""
+    folder = tmp_path / "shadows"
+    folder.mkdir()
+    (folder / "json.py").write_text('open(__file__ + ".ran", "w")')
+    monkeypatch.chdir(folder)
+    path = os.pathsep.join(["", *map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), path]))
+    with Worker(kernel("fprop_gather"), "host") as worker:
+        assert worker.verify(PROBLEM, "fp32", "exact", 0).ok
+    tree = carry._Tree(PACKAGE.parent)
+    assert "error" in tree.ask("nothing")
+    tree.close()
+    statement = "import cupy_convt3d, os; print(cupy_convt3d.__file__, os.path.abspath('.') in sys.path)"
+    found, environment = process.python(statement, last=["."])
+    said = subprocess.run(found, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.split() == [str(PACKAGE / "__init__.py"), "True"]
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))
+    subprocess.run([sys.executable, "-m", "cupy_convt3d", "check", "nobody"], capture_output=True, check=False)
+    assert not (folder / "json.py.ran").exists()
+
+
+def test_nobody_inspects_a_process_that_has_a_worker() -> None:
+    def inspectable() -> bool:
+        return process._prctl(process._IS_DUMPABLE) == 1
+
+    workers = [Worker(kernel("fprop_gather"), "host") for _ in range(3)]
+    workers.pop().close()
+    assert not inspectable()
+    workers.pop().close()
+    workers.pop()._end()  # and is forgotten
+    gc.collect()
+    assert inspectable()
 
 
 def test_memory_that_was_made_longer_is_mapped_as_far_as_it_is_used() -> None:

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 from selection import some
 
+from cupy_convt3d import scratch
 from cupy_convt3d.cli import main
 from cupy_convt3d.errors import KernelError
 from cupy_convt3d.lab import kernelbench
@@ -106,14 +106,13 @@ def test_the_verdict(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     supervisor.start()
-    before, files = descendants(), set(os.listdir(tempfile.gettempdir()))
+    before = descendants()
     descriptors = len(os.listdir("/proc/self/fd"))
     examine(path, "cpu", supervisor)
     assert descendants() <= before
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-    kept = [name for name in set(os.listdir(tempfile.gettempdir())) - files if f"kernelbench-{os.getpid()}-" in name]
-    assert not [name for name in kept if os.path.join(tempfile.gettempdir(), name) != supervisor._folder]
-    assert not os.path.isdir(supervisor._folder) or not os.listdir(supervisor._folder)
+    kept = {str(path) for path in scratch.folder().glob("kernelbench-*")}
+    assert kept <= {supervisor._folder} and not any(map(os.listdir, kept))
     assert not list(tmp_path.iterdir()), "it has no business in the folder of whoever calls"
 
 
@@ -169,7 +168,7 @@ def test_a_killed_judge_leaves_nothing(number: signal.Signals, tmp_path: Path) -
     judge.wait(30)
     judge.stdout.close()
     wait_until(lambda: not marked(mark))
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in tmp_path.rglob("*")} == {f"convt3d-{os.getuid()}", "lock"}
 
 
 def marked(mark: str) -> list[int]:

@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -374,17 +373,14 @@ def _precompiled(instance: Instance, flags: Sequence[str], text: str) -> Path | 
         if not header.exists():
             begun = f".new-{folder.name}-"
             for killed in folder.parent.glob(f"{begun}*"):  # whoever has the lock is the only one
-                shutil.rmtree(killed, ignore_errors=True)
-            with contextlib.suppress(OSError), tempfile.TemporaryDirectory(
-                dir=folder.parent, prefix=begun, ignore_cleanup_errors=True
-            ) as temporary:
+                scratch.remove(killed)
+            with contextlib.suppress(OSError), scratch.directory(begun, folder.parent) as temporary:
                 draft = Path(temporary) / "all.h"
                 draft.write_text(text)
                 more = [*define, *_include_flags(include_directory())]
                 command = [path, *flags, *more, "-x", "c++-header", str(draft), "-o", f"{draft}.gch"]
                 run_compiler(command, what="the headers that every kernel includes")  # without it the header itself is taken
                 os.rename(temporary, folder)
-                os.mkdir(temporary)
     return header if header.exists() else None
 
 

@@ -11,17 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import traceback
-from pathlib import Path
 from typing import Any, NoReturn
 
+from ... import scratch
 from ...errors import BackendError
 from ..run import process
 from .channel import Channel, Gone, Late
@@ -114,7 +112,7 @@ class Supervisor:
                 process.kill(child.pid)
         self._process = self._channel = None
         self.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        scratch.remove(self._folder)
 
     def _ask(self, request: dict[str, Any], *descriptors: int) -> dict[str, Any]:
         if self._channel is None:
@@ -128,12 +126,11 @@ class Supervisor:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        # Where a module is found does not change with the folder: relative paths count from here, and this folder last.
-        paths = [str(Path(__file__).parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), "."]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))}
-        self._folder = tempfile.mkdtemp(prefix=f"convt3d-kernelbench-{os.getpid()}-")
+        statement = f"from {__name__} import main; main({theirs.fileno()}, {os.getpid()})"
+        command, environment = process.python(statement, last=["."])  # where a file finds its modules, whatever the working directory
+        self._folder = tempfile.mkdtemp(prefix="kernelbench-", dir=scratch.folder())
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()}, {os.getpid()})"],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -150,6 +147,7 @@ class _Children:
 
     def __init__(self) -> None:
         self._pids: list[int] = []
+        self._folder = os.getcwd()
         self._own = process.Children(os.getpid())
 
     def start(self, end: int, printed: int, control: Channel) -> int:
@@ -177,8 +175,6 @@ class _Children:
         """Kill the groups, then whatever is our child, until there is none: what a dead one leaves becomes ours."""
         for pid in self._pids:
             process.kill(pid)
-        for pid in self._pids:
-            shutil.rmtree(str(pid), ignore_errors=True)
         self._pids.clear()
         deadline = time.monotonic() + _END_LIMIT_S
         while time.monotonic() < deadline:
@@ -188,8 +184,14 @@ class _Children:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             except ChildProcessError:
-                return
+                break
             time.sleep(0.001)
+        scratch.remove(self._folder)
+
+    def tidy(self) -> None:
+        """Have an empty folder again, whatever a file's code has made of it."""
+        os.mkdir(self._folder, 0o700)
+        os.chdir(self._folder)
 
 
 def _become_child(end: int, printed: int, supervisor: int) -> NoReturn:
@@ -237,7 +239,8 @@ def main(descriptor: int, judge: int) -> None:
             control.send({"code": children.end(request["pid"])})
         else:
             children.clear()
+            children.tidy()
             control.send({})
     children.clear()
-    shutil.rmtree(os.getcwd(), ignore_errors=True)
+    scratch.remove_abandoned()  # the judge's, if it was killed
     os._exit(0)  # torch takes long to be unloaded

@@ -1,8 +1,8 @@
 """The process that judges kernels and runs none: it owns the inputs' values, the reference, the guards and the verdict.
 
-`python -m cupy_convt3d.lab.run.judge` imports everything once and forks the process in which kernels run (`child`, `runner`), again
-whenever one has ended it, which takes milliseconds. It compares what lies in the memory that both share. A kernel that kills the
-judge itself is an outcome too: `worker`, in the caller's process, sees it.
+`main` runs in a Python of its own (`process.python`), imports everything once and forks the process in which kernels run (`child`,
+`runner`), again whenever one has ended it, which takes milliseconds. It compares what lies in the memory that both share. A kernel
+that kills the judge itself is an outcome too: `worker`, in the caller's process, sees it.
 """
 
 from __future__ import annotations
@@ -190,7 +190,3 @@ def _limit_memory(most: int) -> None:
     limit = most + os.sysconf("SC_PAGE_SIZE") * int(_STATM.read_text().split()[0] if _STATM.exists() else 0)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,6 @@
-"""What the system is asked for, so that nothing of a kernel's process outlives its run: Linux's `prctl`, groups, orphans.
+"""How a process that decides is started; what keeps others out of it, and lets nothing of a kernel's outlive its run.
+
+The latter are Linux's `prctl`, groups, orphans.
 
 Elsewhere than on Linux a process that a kernel has started, and that has left its group, is not found.
 """
@@ -10,18 +12,41 @@ import ctypes
 import os
 import resource
 import signal
+import sys
+import threading
 import time
+from collections.abc import Iterable
+from pathlib import Path
 
-_DEATH_SIGNAL, _DUMPABLE, _SUBREAPER = 1, 4, 36  # PR_SET_*
+_DEATH_SIGNAL, _IS_DUMPABLE, _DUMPABLE, _SUBREAPER = 1, 3, 4, 36  # PR_SET_*, and PR_GET_DUMPABLE
+_ROOT = Path(__file__).resolve().parents[3]  # this very package is there
 _SWEEP_LIMIT_S, _REAP_LIMIT_S = 2.0, 10.0
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+_hiding = threading.RLock()  # a collection may call `show` in the middle of `hide`
+_hidden, _was_inspectable = 0, 0
 
 Limits = dict[int, tuple[int, int]]  # soft and hard, by the number of the resource
 
 
-def _prctl(option: int, value: int) -> None:
+def python(statement: str, root: Path = _ROOT, last: Iterable[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a Python that imports the package of `root` and executes a statement.
+
+    Nothing comes before the standard library: not the current folder, nor those of `PYTHONPATH`, which follow the package.
+
+    Args:
+        last: folders after all others.
+    """
+    own = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    first, last = ([os.path.abspath(path) for path in paths] for paths in (own, last))
+    paths = f"sys.path = [*filter(None, sys.path), *{first!a}]; import site; site.main(); sys.path += {last!a}"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return [sys.executable, "-S", "-c", f"import sys; {paths}; {statement}"], environment
+
+
+def _prctl(option: int, value: int = 0) -> int:
     with contextlib.suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3)
+        return int(ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3))
+    return 0
 
 
 def die_with_parent(parent: int) -> None:
@@ -39,6 +64,25 @@ def adopt_orphans() -> None:
 def set_inspectable(allowed: bool) -> None:
     """Let other processes of the user trace this one, write to its memory and open its files, or not; root always may."""
     _prctl(_DUMPABLE, int(allowed))
+
+
+def hide() -> None:
+    """Let no other process of the user inspect this one until `show` was called as often."""
+    global _hidden, _was_inspectable
+    with _hiding:
+        if not _hidden:
+            _was_inspectable = _prctl(_IS_DUMPABLE)
+            set_inspectable(False)
+        _hidden += 1
+
+
+def show() -> None:
+    """End what `hide` began."""
+    global _hidden
+    with _hiding:
+        _hidden -= 1
+        if not _hidden and _was_inspectable == 1:
+            set_inspectable(True)
 
 
 def limits() -> Limits:

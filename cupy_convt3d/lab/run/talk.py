@@ -1,4 +1,4 @@
-"""Messages between processes over pipes: a length, then that many bytes; read with a limit and a deadline.
+"""Messages between processes over pipes or sockets: a length, then that many bytes; read with a limit and a deadline.
 
 Requests go down, from a process to the one that it has started, and are pickles. Replies come up, perhaps from a stranger's code,
 and are JSON objects: data that is read and never run.
@@ -42,7 +42,7 @@ def write(descriptor: int, data: bytes, deadline: float | None = None) -> None:
             rest = rest[os.write(descriptor, rest) :]
         except BlockingIOError:
             wait(descriptor, select.POLLOUT, deadline)
-        except BrokenPipeError:
+        except ConnectionError:
             raise Ended from None
 
 
@@ -72,7 +72,10 @@ class Reader:
         while len(self._data) < count:
             if deadline is not None:
                 _wait(self._poll, deadline)
-            piece = os.read(self._descriptor, min(max(count - len(self._data), 1 << 16), 1 << 20))
+            try:
+                piece = os.read(self._descriptor, min(max(count - len(self._data), 1 << 16), 1 << 20))
+            except ConnectionError:  # a socket whose other side has not read all
+                raise Ended from None
             if not piece:
                 raise Ended
             self._data += piece

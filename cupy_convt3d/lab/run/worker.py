@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import socket
 import subprocess
-import sys
 import tempfile
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ... import limits, scratch
+from ... import limits, registry, scratch
 from ...cache import VARIABLE, cache_directory
 from ...errors import BackendError, LaunchError, printable
 from ...kernel import Kernel
@@ -91,13 +92,18 @@ class Worker:
         self.time_limit_s = time_limit_s
         self._memory = limits.share_of_memory(workers)
         self._setup, self._sandboxed = (backend, sanitizer, optimize), sandboxed
-        self._environment = {**_KEEP_FREED, **os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _import_path()}
+        self._command, environment = process.python("from cupy_convt3d.lab.run.judge import main; sys.exit(main())")
+        self._environment = {**_KEEP_FREED, **environment, "OPENBLAS_NUM_THREADS": "1"}
         self._environment[VARIABLE] = str(cache or cache_directory())  # the private one too, in place of one that cannot be used
         if sanitizer is not None:
             from ...backends.host import sanitizer_environment
 
             self._environment |= sanitizer_environment(sanitizer)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  `close` closes it
+        process.hide()  # whoever can open our files can answer in the judge's place
+        self._hidden = weakref.finalize(self, process.show)
+        self._last = kernel  # that was asked for
+        self._shipped: dict[Kernel, bool] = {}
         self._ended, self._counted = 0, 0  # judges that a kernel has ended; processes of kernels that those before have ended
         self._start()
 
@@ -116,6 +122,7 @@ class Worker:
         """End the judge, and all that kernels have started."""
         self._end()
         self._log.close()
+        self._hidden()
 
     def verify(self, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
         """Run one example; a crash, a hang, a failed launch and a sanitizer's report are outcomes that are not ok.
@@ -164,7 +171,13 @@ class Worker:
         return self._answer(self._ask(self.kernel, self.time_limit_s, request, problem, dtype, *more))
 
     def _ask(self, kernel: Kernel, time_limit_s: float, request: str, problem: Problem, dtype: str, *more: Any) -> _Asked:
-        """Send a request for an instance of a kernel, which is loaded first where it is not yet."""
+        """Send a request for an instance of a kernel, which is loaded first where it is not yet.
+
+        What a stranger's kernel has done to its process is no other kernel's: between two of them the process is started anew.
+        """
+        last, self._last = self._last, kernel
+        if self.backend == "host" and not kernel.has_code_of(last) and not (self._is_shipped(kernel) and self._is_shipped(last)):
+            self.restart()
         instance = Instance(kernel, dtype)
         if self.backend == "cuda":
             instance = Instance.of_plan(kernel, dtype, kernel.plan(problem, dtype))
@@ -180,6 +193,11 @@ class Worker:
             self._loaded[instance] = reply["number"]
         limit_s = _JUDGING_LIMIT_S + _LAUNCHES * time_limit_s * (6 if self.sanitizer == "thread" else 1)
         return self._send(asked, limit_s, time_limit_s, request, self._loaded[instance], problem, *more)
+
+    def _is_shipped(self, kernel: Kernel) -> bool:
+        if kernel not in self._shipped:
+            self._shipped[kernel] = registry.is_shipped(kernel)
+        return self._shipped[kernel]
 
     def _answer(self, asked: _Asked) -> dict[str, Any]:
         """Wait for what was asked; ask once more where the judge was lost over it, whom the system may have killed for memory."""
@@ -220,21 +238,22 @@ class Worker:
         return asked.reply
 
     def _start(self) -> None:
-        command, log_start = [sys.executable, "-m", "cupy_convt3d.lab.run.judge"], os.fstat(self._log.fileno()).st_size
-        environment = self._environment
+        command, environment, log_start = self._command, self._environment, os.fstat(self._log.fileno()).st_size
         if self._sandboxed:
             command, environment = sandbox.wrap(command, environment)
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            start_new_session=True,  # a Ctrl-C is for the caller, which then ends the judge
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._input, self._output = self._process.stdin.fileno(), talk.Reader(self._process.stdout.fileno())
-        os.set_blocking(self._input, False)
+        self._end_of_talk, theirs = socket.socketpair()  # unlike a pipe's, nobody can open its ends anew in /proc
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._log,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C is for the caller, which then ends the judge
+            )
+        self._end_of_talk.setblocking(False)
+        self._input = self._end_of_talk.fileno()
+        self._output = talk.Reader(self._input)
         self._ready, self._log_start = False, log_start
         self._pid, self._restarts = 0, 0  # the kernel's process, as the judge last said, and how many of them were ended
         self._failures = 0  # of examples, as far as is known: what was asked for before the last one is not run
@@ -263,7 +282,8 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSE_LIMIT_S)
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._end_of_talk.close()
         if self._pid and not self._sandboxed:  # of a judge that was killed
             process.kill(self._pid)
         scratch.remove_abandoned()
@@ -321,9 +341,3 @@ def _outcome(reply: dict[str, Any]) -> Outcome:
 
 def _explained(kind: str, problem: Problem, outcome: Outcome) -> Outcome:
     return explained(problem, outcome) if kind == FAR and not outcome.ok else outcome
-
-
-def _import_path() -> str:
-    """Return a PYTHONPATH under which the child finds this very package."""
-    paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
-    return os.pathsep.join(filter(None, paths))

@@ -10,15 +10,13 @@ import json
 import os
 import re
 import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ... import cache, includes, tuning
+from ... import cache, includes, scratch, tuning
 from ...backends.base import output_layout
 from ...errors import BackendError, DataError, shown
 from ...limits import cores
@@ -26,6 +24,7 @@ from ...problem import Problem
 from ...source import PACKAGE, code_alone
 from ...tuning import LIBRARY, Database, Entry
 from ..progress import Progress
+from ..run import process
 from ..threads import share
 
 _CHILD = Path(__file__).with_name("carry_child.py")
@@ -130,14 +129,13 @@ def revision(name: str) -> Path:
     folder = cache.cache_directory().absolute() / f"revision-{commit}"
     with cache.making(folder.name):
         if not folder.is_dir():
-            with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            with scratch.directory(inside=folder.parent) as temporary:
                 archive = subprocess.run([*git, "archive", commit, "cupy_convt3d", "kernels"], capture_output=True, check=False)
                 if archive.returncode:
                     raise DataError(f"--carry-on {shown(name)}: git archive: {archive.stderr.decode(errors='replace').strip()}")
                 subprocess.run(["tar", "-x", "-C", temporary], input=archive.stdout, check=True)
                 os.chmod(temporary, 0o700)
                 os.rename(temporary, folder)
-                os.mkdir(temporary)
     return folder
 
 
@@ -200,15 +198,12 @@ def _known_cards() -> str:
 class _Tree:
     """A package of some revision, asked in a process of its own."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
+        command, environment = process.python(f"exec({_CHILD.read_text()!a}, {{'__name__': '__main__'}})", folder)
+        environment.pop("CONVT3D_KERNELS", None)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD.read_text()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), environment.get("PYTHONPATH", ""))))},
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment
         )
 
     def ask(self, request: str, asked: object = None) -> dict[str, Any]:
@@ -239,8 +234,7 @@ class _Trees:
         self._same_text: dict[str, bool] = {}
 
     def open(self) -> tuple[_Tree, _Tree]:
-        environment = {name: value for name, value in os.environ.items() if name != "CONVT3D_KERNELS"}
-        return _Tree(self.before, environment), _Tree(self.after, environment)
+        return _Tree(self.before), _Tree(self.after)
 
     def facts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         trees = self.open()
