@@ -595,6 +595,9 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
     declared_scalars = (*tables["specialize"], *tables["constants"], *tunables)
     scalars = {*Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)).names, *declared_scalars, *_device_names("fp32", 1)}
     functions = _functions(fail, source)
+    for entry in launches:
+        if entry.get("general") is True and (numbers := _words_of(source, entry.get("symbol")) & {*tables["specialize"], *tunables}):
+            raise fail(f"general: {entry['symbol']} reads {sorted(numbers)[0]}, a number that binaries of other functions are made for")
     return Kernel(
         name=name,
         source=source,
@@ -680,6 +683,18 @@ def _functions(fail: Any, source: str) -> dict[str, str]:
     if not functions:
         raise fail("the source has no `__global__ void` function (templates cannot be launched by name)")
     return functions
+
+
+def _words_of(source: str, symbol: object) -> set[str]:
+    """Return the words of a `__global__` function's body."""
+    for piece in re.split(r"\b__global__\b", without_comments(source))[1:]:
+        if (match := _FUNCTION.match(piece)) is not None and match["symbol"] == symbol:
+            body, depth = piece[piece.find("{") :], 0
+            for place, letter in enumerate(body):
+                depth += {"{": 1, "}": -1}.get(letter, 0)
+                if depth == 0:
+                    return set(re.findall(r"\w+", body[:place]))
+    return set()
 
 
 def _launch(fail: Any, entry: dict[str, Any], functions: dict[str, str], tensors: tuple[str, ...], scalars: set[str]) -> Launch:

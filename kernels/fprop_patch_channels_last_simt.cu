@@ -41,7 +41,6 @@ bytes = "(edge + 32 * column_warps) * itemsize"
 packed_weight = "groups * in_channels_per_group * columns"
 [[launch]]
 symbol = "convt3d_pack_columns"
-general = true
 packs = "packed_weight"
 grid = "groups * in_channels_per_group"
 block = 256

@@ -14,6 +14,7 @@ from cupy_convt3d import cache
 from cupy_convt3d.architecture import capability
 from cupy_convt3d.errors import BackendError, CompileError, KernelError
 from cupy_convt3d.kernel import ANY_STRIDES, CHANNELS_LAST, CONTIGUOUS, Kernel
+from cupy_convt3d.lab.population import population
 from cupy_convt3d.lab.run.verify import verify
 from cupy_convt3d.lab.suites import suite
 from cupy_convt3d.lab.tune.carry_child import sections
@@ -259,8 +260,10 @@ def test_general_functions_have_one_binary(name: str) -> None:
     _, general = kernel.functions
     dtype = kernel.dtypes[-1]
     changed = kernel.replace_tunables(**{tunable: values[-1] for tunable, values in list(kernel.search.items())[:1]})
-    able = [p for p in (suite("named") | suite("few_channels")).values() if changed.why_not(p, dtype) is None]
-    plans = [changed.plan(p, dtype, 132, layout) for p in able[:: max(1, len(able) // 4)] for layout in (CONTIGUOUS, CHANNELS_LAST)]
+    drawn = [layer.problem for layer in population(5, 40)]  # kernels of other sizes than those that macros have by default, among others
+    able = [p for p in (*suite("named").values(), *suite("few_channels").values(), *drawn) if changed.why_not(p, dtype) is None]
+    different = {p.kernel_size + p.stride + (p.groups > 1,): p for p in able}  # the last of each
+    plans = [changed.plan(p, dtype, 132, layout) for p in list(different.values())[-4:] for layout in (CONTIGUOUS, CHANNELS_LAST)]
     found = [Instance(changed, dtype, plan.specialization) for plan in plans]
     *_, part = found[0].parts
     assert part.launched == general and part.key("cuda") == Instance(kernel, dtype, launched=general).key("cuda")

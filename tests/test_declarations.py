@@ -188,6 +188,17 @@ def test_types_and_sizes_are_bounded(changes: dict[str, str], words: str) -> Non
     assert time.process_time() - start < 1.0
 
 
+@pytest.mark.parametrize("words", ["AXIS", "SPECIALIZED(AXIS, 0)", "TILE"])
+def test_a_general_function_reads_no_number_of_a_layer(words: str) -> None:
+    """It is compiled once for all problems; a host, which compiles all functions together, would not see it."""
+    launch = '1\nsymbol = "trial"\ngeneral = true'
+    source = BASE.format(keys="specialize = {AXIS = 'kernel_w'}", grid=launch, block=1, shared=0)
+    source = source.replace("__global__", "#ifndef TILE\n#define TILE 4\n#endif\n__global__")
+    Kernel.from_source(source, "trial")
+    with pytest.raises(KernelError, match=f"general: trial reads {'TILE' if words == 'TILE' else 'AXIS'}, a number"):
+        Kernel.from_source(source.replace("{}", f"{{ output[0] = {words}; }}"), "trial")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
