@@ -117,12 +117,12 @@ def _node(value: Any, tensors: list[torch.Tensor]) -> Tree:
     if isinstance(value, float):
         return _node(torch.tensor(value, dtype=torch.float64), tensors) | {"type": "float"}
     if isinstance(value, torch.Tensor):
-        plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+        plain = type(value) is torch.Tensor or type(value) is torch.nn.Parameter  # not by ==, which a metaclass may define
         if value.layout != torch.strided or value.is_quantized:
             raise TypeError(f"a tensor of layout {value.layout}{' (quantized)' * value.is_quantized} cannot be handed over")
         tensors.append(value)
         return {
-            "type": "Tensor" if plain else type(value).__name__,
+            "type": "Tensor" if plain else f"subclass {type(value).__name__} of Tensor",
             "dtype": str(value.dtype).removeprefix("torch."),
             "shape": list(value.shape),
             "device": value.device.type,
