@@ -10,6 +10,7 @@ import ast
 import copy
 import importlib.machinery
 import inspect
+import random
 import symtable
 import sys
 import time
@@ -74,12 +75,12 @@ class Subject:
         return {"parameters": {name: _is_scalar(parameter) for name, parameter in parameters.items()}}
 
     def do_inputs(self, seed: int) -> Message:
-        torch.manual_seed(seed)
+        _seed(seed)
         return self._hand_over(list(self._module.get_inputs()))
 
     def do_build(self, keywords: dict[str, Any] | None) -> Message:
         """Make the model of the file's arguments, or of these."""
-        torch.manual_seed(_SEED)
+        _seed(_SEED)
         if keywords is None:
             model = self._class(*self._module.get_init_inputs())
         else:
@@ -114,7 +115,7 @@ class Subject:
         if own:
             inputs = [t.clone() if isinstance(t, torch.Tensor) else t for t in inputs]
         _ieee()
-        torch.manual_seed(seed)
+        _seed(seed)
         with torch.no_grad():
             if fill:
                 _poison(self._device, self._last)
@@ -138,7 +139,7 @@ class Subject:
         memory = self.memory["in"].to(self._device)
         unflatten(tree, memory)
         _ieee()
-        torch.manual_seed(seed)
+        _seed(seed)
         return self._hand_over(self._last, memory)
 
     def _hand_over(self, value: Any, inputs: torch.Tensor | None = None) -> Message:
@@ -297,6 +298,14 @@ def _ieee() -> None:
     """Set before every call, so that a file that changes it gains nothing."""
     torch.backends.cudnn.conv.fp32_precision = "ieee"
     torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+def _seed(seed: int) -> None:
+    """Seed torch's generators, and Python's and NumPy's global ones."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
 
 
 def _poison(device: str, last: Any) -> None:
