@@ -80,13 +80,26 @@ class Subject:
 
     def do_build(self, keywords: dict[str, Any] | None) -> Message:
         """Make the model of the file's arguments, or of these."""
+        self._keywords = keywords
+        self._model = self._built()
+        return {}
+
+    def _built(self) -> Any:
         _seed(_SEED)
-        if keywords is None:
+        if self._keywords is None:
             model = self._class(*self._module.get_init_inputs())
         else:
-            model = self._class(**{name: tuple(value) if isinstance(value, list) else value for name, value in keywords.items()})
-        self._model = model.to(self._device)
-        return {}
+            model = self._class(**{name: tuple(value) if isinstance(value, list) else value for name, value in self._keywords.items()})
+        return model.to(self._device)
+
+    def _copy(self) -> Any:
+        """Return a copy of the model; of one that has what cannot be copied (a lock, a tensor with a graph) another with its state."""
+        try:
+            return copy.deepcopy(self._model)
+        except Exception:
+            model = self._built()
+            model.load_state_dict(self._model.state_dict())
+            return model
 
     def do_state(self) -> Message:
         return self._hand_over(dict(sorted(self._model.state_dict().items())))
@@ -109,7 +122,7 @@ class Subject:
         """
         memory = self.memory["in"].to(self._device)  # it is there, or came through the host's memory
         inputs = unflatten(tree, memory)
-        model = copy.deepcopy(self._model) if copied or double else self._model
+        model = self._copy() if copied or double else self._model
         if double:
             model, inputs = model.double(), [t.double() if _is_real(t) else t for t in inputs]
         if own:
