@@ -79,6 +79,7 @@ def test_there_are_many() -> None:
         "output not fully written",
         "precision lowered",
         "inputs modified",
+        "problem",
     }
 
 

@@ -26,7 +26,7 @@ import torch
 
 from ...errors import printable
 from .channel import Channel, Gone, Message
-from .memory import flatten, map_region, size_of, store, unflatten
+from .memory import Unfit, flatten, map_region, size_of, store, unflatten
 
 _OF_THE_REFERENCE = frozenset({"Model", "get_inputs", "get_init_inputs"})
 _SEED = 0  # of the parameters
@@ -52,7 +52,8 @@ def _attempt(subject: Subject, channel: Channel, do: str, request: Message) -> M
         return getattr(subject, f"do_{do}")(**request)  # type: ignore[no-any-return]
     except Exception as error:
         traceback.print_exc()
-        return {"error": f"{printable(type(error).__name__, 100)}: {printable(' '.join(str(error).split()), 500)}"}
+        text = f"{printable(type(error).__name__, 100)}: {printable(' '.join(str(error).split()), 500)}"
+        return {"error": text, "unfit": isinstance(error, Unfit)}
 
 
 class Subject:
