@@ -668,4 +668,6 @@ def _kernelbench(options: argparse.Namespace) -> int:
             )
             print(printable(str(verdict)), flush=True)
             verdicts.append(verdict)
-    return _PASSED if all(verdict.passed for verdict in verdicts) else _FAILED
+    if any(verdict.failed for verdict in verdicts):
+        return _FAILED
+    return _PASSED if all(verdict.passed for verdict in verdicts) else _USAGE

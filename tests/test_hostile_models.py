@@ -79,6 +79,7 @@ def test_there_are_many() -> None:
         "output not fully written",
         "precision lowered",
         "inputs modified",
+        "problem",
     }
 
 
@@ -127,6 +128,8 @@ def test_what_values_do_not_tell_is_noted(supervisor: kernelbench.Supervisor) ->
     assert any("the same in all timed calls" in note for note in found.notes)
     found = examine(FOLDER / "model_honest_sorted_lengths.py", "cpu", supervisor)
     assert any("fresh integers the file's:" in note for note in found.notes)
+    found = examine(FOLDER / "model_honest_uneven_times.py", "cpu", supervisor)
+    assert any("ModelNew's times lie far apart" in note for note in found.notes)
 
 
 def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from cupy_convt3d.cli import main
-from cupy_convt3d.errors import KernelError
 from cupy_convt3d.lab import kernelbench
 
 torch = pytest.importorskip("torch")
@@ -166,7 +165,7 @@ def test_what_is_handed_over_is_not_kept() -> None:
         gc.enable()
 
 
-def test_files_that_cannot_be_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_examined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = {
         "cannot be read": write(tmp_path, "class ModelNew(:", "syntax.py"),
         "neither a class Model": write(tmp_path, "x = 1", "neither.py"),
@@ -181,14 +180,62 @@ def test_files_that_cannot_be_examined(tmp_path: Path, monkeypatch: pytest.Monke
     for message, path in bad.items():
         assert main(["kernelbench", str(path)]) == 2
         assert message in capsys.readouterr().err
-    text = MODEL + NEW + "from torch.utils.cpp_extension import load_inline\nload_inline('f', cpp_sources='', cuda_sources='')\n"
-    builds = write(tmp_path, text, "builds.py")
-    monkeypatch.setattr(kernelbench.shutil, "which", lambda name: None)
+
+
+def test_a_file_that_needs_nvcc_is_not_judged_and_the_next_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(variable, raising=False)
-    if not Path("/usr/local/cuda/bin/nvcc").exists():
-        with pytest.raises(KernelError, match="needs nvcc, and there is none"):
-            kernelbench.examine(builds, builds)
+    monkeypatch.setattr(kernelbench.shutil, "which", lambda name: None)
+    monkeypatch.setattr(kernelbench, "_NVCC", tmp_path / "nvcc")
+    text = MODEL + NEW + "from torch.utils.cpp_extension import load_inline\n"
+    inline = write(tmp_path, text + "load_inline('f', cpp_sources='', cuda_sources='')\n", "inline.py")
+    named = write(tmp_path, text + "load('f', ['f.cu'])\n", "named.py")
+    cpp = write(tmp_path, text + "build = lambda: load_inline('f', cpp_sources='')\ncuda = torch.cuda.is_available()\n", "cpp.py")
+    assert main(["kernelbench", str(inline), str(named), str(cpp)]) == 2
+    printed = capsys.readouterr().out
+    for path in (inline, named):
+        assert f"{path}: cannot be judged\n  problem: builds CUDA code" in printed
+    assert f"{cpp}: passed" in printed
+
+
+def test_what_model_has_or_returns_that_cannot_be_handed_over_is_no_failure(tmp_path: Path) -> None:
+    cases = {
+        "int_keys": ("nn.Identity()", "{0: x}", "dict with keys that are not all strings"),
+        "complex": ("nn.Identity()", "x, 1 + 2j", "a complex"),
+        "numpy": ("nn.Identity()", "x.numpy().sum()", "a float32"),
+        "object": ("nn.Identity()", "slice(x)", "a slice"),
+        "nested": ("nn.Identity()", "torch.nested.nested_tensor([x[0], x[1]])", "cannot be handed to another process"),
+        "meta": ("nn.Identity()", "x.to('meta')", "device meta"),
+        "huge": ("nn.Identity()", "10 ** 5000", "an integer of 16610 bits"),
+        "lazy": ("nn.LazyConvTranspose3d(4, 3)", "self.layer(x)", "cannot be handed to another process"),
+    }
+    with kernelbench.Supervisor() as supervisor:
+        for name, (layer, result, message) in cases.items():
+            text = f'''
+import torch
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = {layer}
+    def forward(self, x):
+        return {result}
+class ModelNew(Model):
+    pass
+def get_inputs():
+    return [torch.rand(2, 4, 3, 4, 5)]
+def get_init_inputs():
+    return []
+'''
+            path = write(tmp_path, text, f"{name}.py")
+            verdict = kernelbench.examine(path, path, device="cpu", supervisor=supervisor)
+            assert [finding.kind for finding in verdict.findings] == ["problem"], str(verdict)
+            assert str(verdict).startswith(f"{path}: cannot be judged\n  problem: Model while ") and message in str(verdict)
+            assert not verdict.passed and not verdict.failed and not verdict.times_ms
+        path = write(tmp_path, MODEL.replace("[torch.rand(2, 4, 5, 6, 7)]", "[{0: torch.rand(2)}]") + NEW)
+        assert [finding.kind for finding in kernelbench.examine(path, path, supervisor=supervisor).findings] == ["problem"]
 
 
 def test_a_warning_of_the_parser_is_not_printed(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:

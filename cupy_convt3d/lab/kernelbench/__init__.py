@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import time
 import warnings
@@ -22,11 +23,15 @@ from ...limits import MOST_SECONDS
 from .processes import Supervisor
 
 TIME_LIMIT_S = 600.0
+_NVCC = Path("/usr/local/cuda/bin/nvcc")  # where torch looks too
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a candidate: `kind` names the mistake or cheat, `detail` says what was seen."""
+    """What is wrong with a candidate: `kind` names the mistake or cheat, `detail` says what was seen.
+
+    The kind "problem" is no fault of the candidate: what it is to be held against cannot be judged here.
+    """
 
     kind: str
     detail: str
@@ -61,8 +66,13 @@ class Verdict:
     def passed(self) -> bool:
         return not self.findings
 
+    @property
+    def failed(self) -> bool:
+        """Whether the candidate is at fault; it neither passed nor failed where the problem cannot be judged."""
+        return any(finding.kind != "problem" for finding in self.findings)
+
     def __str__(self) -> str:
-        lines = [f"{self.candidate}: {'passed' if self.passed else 'FAILED'}"]
+        lines = [f"{self.candidate}: {'passed' if self.passed else 'FAILED' if self.failed else 'cannot be judged'}"]
         lines += [f"  {finding}".replace("\n", "\n    ") for finding in self.findings]
         lines += [f"  note: {note}".replace("\n", "\n    ") for note in self.notes]
         if self.fuzzed:
@@ -134,12 +144,17 @@ def examine(
         supervisor: starts the children; one may serve many examinations. None: one for this.
 
     Raises:
-        KernelError: the time limit is no positive finite number, or larger than a million, or the file builds with nvcc, and there is none.
+        KernelError: the time limit is no positive finite number, or larger than a million.
         BackendError: PyTorch is missing, or the system is not Linux.
     """
     if not (0 < time_limit_s <= MOST_SECONDS):
         raise KernelError(f"time_limit_s is {time_limit_s}; must be a positive finite number of at most {MOST_SECONDS:g}")
-    _require_nvcc(candidate)
+    if _lacks_nvcc(candidate):
+        detail = (
+            "builds CUDA code with torch.utils.cpp_extension (load_inline), which needs nvcc, and there is none on PATH, in CUDA_HOME "
+            "or in /usr/local/cuda; install the CUDA toolkit, or make the kernel a .cu file for `convt3d check`"
+        )
+        return Verdict(candidate, (Finding("problem", detail),))
     if supervisor is None:
         with Supervisor() as own:
             return examine(
@@ -189,13 +204,9 @@ def _torch() -> Any:
     return torch
 
 
-def _require_nvcc(candidate: Path) -> None:
+def _lacks_nvcc(candidate: Path) -> bool:
+    """Whether a file builds CUDA code, and there is no nvcc; one that builds C++ alone needs none."""
     text = candidate.read_text(errors="replace")
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    has_nvcc = shutil.which("nvcc") or (home and (Path(home) / "bin" / "nvcc").exists()) or Path("/usr/local/cuda/bin/nvcc").exists()
-    if "cpp_extension" in text and ("cuda_sources" in text or ".cu" in text) and not has_nvcc:
-        raise KernelError(
-            f"{printable(str(candidate))}: builds CUDA code with torch.utils.cpp_extension (load_inline), which needs nvcc, "
-            "and there is none on PATH, in CUDA_HOME or in /usr/local/cuda; "
-            "install the CUDA toolkit, or make the kernel a .cu file for `convt3d check`"
-        )
+    has_nvcc = shutil.which("nvcc") or (home and (Path(home) / "bin" / "nvcc").exists()) or _NVCC.exists()
+    return "cpp_extension" in text and bool("cuda_sources" in text or re.search(r"\.cu[\"']", text)) and not has_nvcc

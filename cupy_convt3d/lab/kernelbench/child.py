@@ -10,6 +10,7 @@ import ast
 import copy
 import importlib.machinery
 import inspect
+import random
 import symtable
 import sys
 import time
@@ -25,7 +26,7 @@ import torch
 
 from ...errors import printable
 from .channel import Channel, Gone, Message
-from .memory import flatten, map_region, size_of, store, unflatten
+from .memory import Unfit, flatten, map_region, size_of, store, unflatten
 
 _OF_THE_REFERENCE = frozenset({"Model", "get_inputs", "get_init_inputs"})
 _SEED = 0  # of the parameters
@@ -51,7 +52,8 @@ def _attempt(subject: Subject, channel: Channel, do: str, request: Message) -> M
         return getattr(subject, f"do_{do}")(**request)  # type: ignore[no-any-return]
     except Exception as error:
         traceback.print_exc()
-        return {"error": f"{printable(type(error).__name__, 100)}: {printable(' '.join(str(error).split()), 500)}"}
+        text = f"{printable(type(error).__name__, 100)}: {printable(' '.join(str(error).split()), 500)}"
+        return {"error": text, "unfit": isinstance(error, Unfit)}
 
 
 class Subject:
@@ -74,18 +76,31 @@ class Subject:
         return {"parameters": {name: _is_scalar(parameter) for name, parameter in parameters.items()}}
 
     def do_inputs(self, seed: int) -> Message:
-        torch.manual_seed(seed)
+        _seed(seed)
         return self._hand_over(list(self._module.get_inputs()))
 
     def do_build(self, keywords: dict[str, Any] | None) -> Message:
         """Make the model of the file's arguments, or of these."""
-        torch.manual_seed(_SEED)
-        if keywords is None:
+        self._keywords = keywords
+        self._model = self._built()
+        return {}
+
+    def _built(self) -> Any:
+        _seed(_SEED)
+        if self._keywords is None:
             model = self._class(*self._module.get_init_inputs())
         else:
-            model = self._class(**{name: tuple(value) if isinstance(value, list) else value for name, value in keywords.items()})
-        self._model = model.to(self._device)
-        return {}
+            model = self._class(**{name: tuple(value) if isinstance(value, list) else value for name, value in self._keywords.items()})
+        return model.to(self._device)
+
+    def _copy(self) -> Any:
+        """Return a copy of the model; of one that has what cannot be copied (a lock, a tensor with a graph) another with its state."""
+        try:
+            return copy.deepcopy(self._model)
+        except Exception:
+            model = self._built()
+            model.load_state_dict(self._model.state_dict())
+            return model
 
     def do_state(self) -> Message:
         return self._hand_over(dict(sorted(self._model.state_dict().items())))
@@ -108,13 +123,13 @@ class Subject:
         """
         memory = self.memory["in"].to(self._device)  # it is there, or came through the host's memory
         inputs = unflatten(tree, memory)
-        model = copy.deepcopy(self._model) if copied or double else self._model
+        model = self._copy() if copied or double else self._model
         if double:
             model, inputs = model.double(), [t.double() if _is_real(t) else t for t in inputs]
         if own:
             inputs = [t.clone() if isinstance(t, torch.Tensor) else t for t in inputs]
         _ieee()
-        torch.manual_seed(seed)
+        _seed(seed)
         with torch.no_grad():
             if fill:
                 _poison(self._device, self._last)
@@ -138,7 +153,7 @@ class Subject:
         memory = self.memory["in"].to(self._device)
         unflatten(tree, memory)
         _ieee()
-        torch.manual_seed(seed)
+        _seed(seed)
         return self._hand_over(self._last, memory)
 
     def _hand_over(self, value: Any, inputs: torch.Tensor | None = None) -> Message:
@@ -297,6 +312,14 @@ def _ieee() -> None:
     """Set before every call, so that a file that changes it gains nothing."""
     torch.backends.cudnn.conv.fp32_precision = "ieee"
     torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+def _seed(seed: int) -> None:
+    """Seed torch's generators, and Python's and NumPy's global ones."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
 
 
 def _poison(device: str, last: Any) -> None:

@@ -130,6 +130,10 @@ def take_times(match: Match, inputs: Values) -> None:
             f"{least:.3f} ms is little beside what handing the tensors over takes: {handing:.3f} ms, "
             f"half of all times within {high - low:.3f} ms"
         )
+    for name, taken in (("Model", models), ("ModelNew", news)):
+        low, _, high = statistics.quantiles(taken, n=4)
+        if high > 2 * low:
+            match.report.note(f"{name}'s times lie far apart, half of them between {low:.3f} and {high:.3f} ms: the ratio is no measure")
 
 
 def take_times_alone(match: Match, inputs: Values) -> None:

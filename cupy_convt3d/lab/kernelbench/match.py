@@ -145,7 +145,10 @@ class Match:
                 judge(check_alike(other, first, "another seed"), first, None, "another seed")
         except Wrong:
             self._truths = False
-            self.report.note("Model draws random numbers: ModelNew must draw the same ones from torch's generator, seeded before each call")
+            self.report.note(
+                "Model draws random numbers: ModelNew must draw the same ones, "
+                "from the generators that are seeded before each call (torch's, Python's and NumPy's)"
+            )
         for self._floats, self._integers in itertools.product(_FLOATS, _INTEGERS):
             try:
                 if self.reference.call(self.fresh(inputs, seed), copied=True).is_finite() or not first.is_finite():
@@ -209,15 +212,16 @@ class Match:
             tensor.copy_(tensor.double() * (1 + part * min(ERROR_RATIO * torch.finfo(tensor.dtype).eps, 1 / 8)))
         return shaken
 
-    def compare(self, inputs: Values, what: str, *, seed: int = 0, timed: bool = False) -> tuple[Output, Output]:
+    def compare(self, inputs: Values, what: str, *, timed: bool = False) -> tuple[Output, Output]:
         """Call both, and raise Wrong unless the candidate is as near to the truth as the baseline, and has changed no input."""
         self.expect(inputs)
+        seed = secrets.randbits(62)  # of what the models draw: another for each call, so that no draw can be kept
         found = self.candidate.call(inputs, seed=seed)
         truth = None if timed else self._truth(inputs, seed)
         expected = self.reference.call(inputs, seed=seed)
         if (size := size_of(expected.tree)) > len(found.memory):  # it depends on the values, and these have been seen now
             self.candidate.output_size = size
-            return self.compare(self.fresh(inputs, secrets.randbits(62)), what, seed=seed, timed=timed)
+            return self.compare(self.fresh(inputs, secrets.randbits(62)), what, timed=timed)
         found = check_alike(found, expected, what)
         try:
             baselines = judge(found, expected, truth, what, self._baselines if timed else None)

@@ -18,6 +18,7 @@ from .channel import Channel
 
 _ALIGNMENT = 256
 _CUDA_BLOCK = 2 << 20
+_MOST_BITS = 4096  # of an integer: Python spells none of more than 4300 digits
 Tree = dict[str, Any]
 
 
@@ -97,14 +98,23 @@ def _cuda_runtime() -> Any:
     return cupy.cuda.runtime
 
 
+class Unfit(TypeError):
+    """A value that cannot be handed to another process."""
+
+
 def flatten(value: Any) -> tuple[Tree, list[torch.Tensor]]:
     """Return a value's tree, and its tensors in the order of their places.
 
     Raises:
-        TypeError: it holds something that is neither a tensor, a number, a string, None, nor a list, tuple or dictionary of such.
+        Unfit: it holds something that is neither a tensor, a number, a string, None, nor a list, tuple or dictionary of such.
     """
     tensors: list[torch.Tensor] = []
-    tree = _node(value, tensors)
+    try:
+        tree = _node(value, tensors)
+    except Unfit:
+        raise
+    except Exception as error:  # nested tensors and lazy parameters have no shape
+        raise Unfit(f"a {type(value).__name__} cannot be handed to another process: {error}") from error
     place = 0
     for _, leaf in leaves(tree):
         leaf["at"] = place
@@ -117,17 +127,20 @@ def _node(value: Any, tensors: list[torch.Tensor]) -> Tree:
     if isinstance(value, float):
         return _node(torch.tensor(value, dtype=torch.float64), tensors) | {"type": "float"}
     if isinstance(value, torch.Tensor):
-        plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-        if value.layout != torch.strided or value.is_quantized:
-            raise TypeError(f"a tensor of layout {value.layout}{' (quantized)' * value.is_quantized} cannot be handed over")
+        plain = type(value) is torch.Tensor or type(value) is torch.nn.Parameter  # not by ==, which a metaclass may define
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            kind = f"{value.layout}{' (quantized)' * value.is_quantized}, device {value.device}"
+            raise Unfit(f"a tensor of layout {kind} cannot be handed to another process")
         tensors.append(value)
         return {
-            "type": "Tensor" if plain else type(value).__name__,
+            "type": "Tensor" if plain else f"subclass {type(value).__name__} of Tensor",
             "dtype": str(value.dtype).removeprefix("torch."),
             "shape": list(value.shape),
             "device": value.device.type,
             "at": 0,
         }
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise Unfit(f"an integer of {value.bit_length()} bits cannot be handed to another process")
     if value is None or isinstance(value, (bool, int, str)):
         return {"type": type(value).__name__, "value": value}
     if isinstance(value, (list, tuple)):
@@ -135,7 +148,8 @@ def _node(value: Any, tensors: list[torch.Tensor]) -> Tree:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         nodes = {key: _node(value[key], tensors) for key in sorted(value)}
         return {"type": "dict", "items": {key: nodes[key] for key in value}}
-    raise TypeError(f"a {type(value).__name__} cannot be handed to another process")
+    what = f"{type(value).__name__} with keys that are not all strings" if isinstance(value, dict) else type(value).__name__
+    raise Unfit(f"a {what} cannot be handed to another process")
 
 
 def leaves(tree: Tree, name: str = "") -> list[tuple[str, Tree]]:

@@ -93,7 +93,8 @@ class Player:
         if reply.get("number") != number:
             raise Broken(f"answer {printable(str(reply.get('number')), 20)} to question {number}")
         if "error" in reply:
-            raise Wrong("error", f"{self.name} while {self._doing()}: {printable(str(reply['error']), 600)}")
+            kind = "problem" if reply.get("unfit") is True and self.name == "Model" else "error"  # what Model has is no fault of ModelNew
+            raise Wrong(kind, f"{self.name} while {self._doing()}: {printable(str(reply['error']), 600)}")
         return reply
 
     def _lost(self, error: Exception) -> Wrong:
