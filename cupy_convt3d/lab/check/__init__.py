@@ -29,7 +29,17 @@ from ...problem import Problem
 from ...source import Instance
 from .. import strategies
 from ..progress import Progress
-from ..run.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems, largest_tensor, takes_far_strides
+from ..run.far import (
+    APART_LAYOUTS,
+    FAR,
+    apart_problem,
+    apart_vectors,
+    far_problems,
+    largest_accepted,
+    largest_tensor,
+    takes_far_strides,
+    unmet,
+)
 from ..run.verify import APART, LATE, Outcome
 from ..run.worker import InProcess, Worker
 from ..tensors import KINDS, NARROW, NARROW_KINDS, SPECIAL_KINDS, SPOILT, WIDE
@@ -64,6 +74,7 @@ from .report import (
     DRAWN,
     FAR_PROBLEMS,
     FAR_STRIDES,
+    FAR_WORKSPACES,
     KIND,
     NAMED,
     RACES,
@@ -80,6 +91,7 @@ __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "limit_g
 
 _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
 _SEARCHED_DRAWN = 20  # problems of each configuration that `tune` may choose
+_MOST_OF_WORKSPACE = 3  # far problems that are tried for a workspace or a launch
 _HOST_ALONE = "the host backend alone runs them: a GPU would compile a binary for each"
 _SEEDS = st.builds(int.__add__, st.sampled_from((0, APART, LATE, LATE)), st.integers(0, APART - 2))  # of every kind of layout
 
@@ -572,13 +584,19 @@ class _Search:
             self.report.leave_out(FAR_PROBLEMS, where)
             return
         self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
-        for problem in far_problems(self.kernel.pass_name):
+        known, ran = far_problems(self.kernel.pass_name), list[Problem]()
+        for problem in known:
             accepted = self.far_fit(problem, dtype)
             if accepted is None:
                 self.refused(FAR_PROBLEMS, problem, dtype)
-            elif self.run(FAR_PROBLEMS, accepted, dtype, FAR, 0).message.startswith("hang"):
+                continue
+            outcome = self.run(FAR_PROBLEMS, accepted, dtype, FAR, 0)
+            ran += [] if outcome.message else [accepted]
+            if outcome.message.startswith("hang"):
                 self.report.leave_out(FAR_PROBLEMS, "not begun, since the one before did not end")
                 break
+        else:
+            self.run_far_workspaces(dtype, ran, known)
         for apart in (apart_problem(), apart_vectors()) if takes_far_strides(self.kernel) else ():
             fit = fitting(self.kernel, apart, dtype)
             if fit is None:
@@ -587,13 +605,31 @@ class _Search:
             for seed in range(APART_LAYOUTS):
                 self.run(FAR_STRIDES, fit, dtype, FAR, seed)
 
+    def run_far_workspaces(self, dtype: str, ran: list[Problem], known: list[Problem]) -> None:
+        """Run a few further far problems for large workspaces, and for launches, that those which ran did not have."""
+        fits = [fit for problem in known if (fit := self.far_fit(problem, dtype)) is not None]
+        for what, problems in unmet(self.kernel, dtype, ran, list(dict.fromkeys((*fits, *known)))).items():
+            reason = f"none was found for which {what}"
+            for problem in problems[:_MOST_OF_WORKSPACE]:
+                tried = self.report.tried.get(FAR_WORKSPACES, 0)
+                reason = self.run(FAR_WORKSPACES, problem, dtype, FAR, 0).message
+                if self.report.tried.get(FAR_WORKSPACES, 0) > tried or reason.startswith("hang"):
+                    break
+            else:
+                if not problems:
+                    self.report.leave_out(FAR_WORKSPACES, reason)
+
     def far_fit(self, problem: Problem, dtype: str) -> Problem | None:
         """Return a far problem, or the first variant of it, that the kernel can do."""
         patch = replace(problem, stride=problem.kernel_size)
         pairs = (1, max(1, math.prod(problem.kernel_size) // 2), 2)
-        for near in (problem, patch, replace(problem, kernel_size=pairs, stride=pairs)):
+        shapes = (problem, patch, replace(problem, kernel_size=pairs, stride=pairs))
+        for near in shapes:
             if self.accepts(near, dtype):
                 return near
+        for near in shapes:
+            if (largest := largest_accepted(near, partial(self.accepts, dtype=dtype))) is not None:
+                return largest
         with contextlib.suppress(ProblemError):  # with more channels it would have more than 2^31 of them
             fit = fitting(self.kernel, problem, dtype)
             return fit if fit is not None and largest_tensor(fit) >= 2**31 else None

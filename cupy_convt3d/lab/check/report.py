@@ -11,7 +11,7 @@ from ...problem import Problem
 # What a check runs, and may be unable to run, in groups.
 NAMED, TILES, DRAWN = "named problems", "problems of tiles and layouts", "drawn problems"
 CORNERS, SEARCHED = "problems at corners of the declaration", "problems of values to search"
-FAR_PROBLEMS, FAR_STRIDES = "far problems", "problems with far strides"
+FAR_PROBLEMS, FAR_STRIDES, FAR_WORKSPACES = "far problems", "problems with far strides", "problems with far workspaces"
 RACES = "problems under the thread sanitizer"
 _MOST_SHOWN = 4  # operations of a declaration
 KIND, SECOND_RUNS = "kinds of tensors", "second runs"
