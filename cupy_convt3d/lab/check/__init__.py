@@ -537,7 +537,7 @@ class _Search:
     def searched_examples(self, compiled: Iterable[tuple[Instance, Future[Path]]], seed: int) -> Asked:
         """Ask for problems of modes, half of those at corners, and some that are drawn, with values that `tune` may choose.
 
-        In further dtypes there are those of modes alone.
+        In further dtypes there are those of modes alone, each once.
         """
         whole = len(searched(self.kernel))
         for place, (instance, library) in enumerate(compiled):
@@ -550,9 +550,9 @@ class _Search:
                 self.report.leave_out(SEARCHED, f"{values}: {str(error).splitlines()[0]}")
                 continue
             self.worker.kernel = configuration
-            spoilt = [kind for kind, instance in self.pairs if instance == dtype and kind in SPOILT]
-            asked = modes(configuration, dtype)
+            asked, spoilt = modes(configuration, dtype), list[str]()
             if place < whole:
+                spoilt = [kind for kind, instance in self.pairs if instance == dtype and kind in SPOILT]
                 asked += [(problem, 0) for problem in self.corners[place::2]]
                 asked += self.searched_drawn(configuration, dtype, seed)
             for turn, (problem, number) in enumerate(asked if kinds else ()):

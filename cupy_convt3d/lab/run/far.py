@@ -156,7 +156,7 @@ def largest_accepted(problem: Problem, accepts: Callable[[Problem], bool]) -> Pr
 
 
 def unmet(kernel: Kernel, dtype: str, ran: Sequence[Problem], known: Sequence[Problem]) -> dict[str, list[Problem]]:
-    """Return what of a kernel no far problem has met that ran, each in a sentence, with problems near the known ones that do, small ones first.
+    """Return what of a kernel no far problem that ran has met, each in words, with problems near the known ones that do, small ones first.
 
     That is each workspace of more than 2^31 units of 16 bytes, or of 2^31 elements where there is none such, and each launch that some
     problems alone need.
