@@ -127,8 +127,9 @@ def far_variants(problem: Problem) -> Iterator[Problem]:
         yield shape
         for name, counts in (("out_channels", _OUTPUTS), ("in_channels", _INPUTS)):
             for count in counts:
+                changed: dict[str, Any] = {name: groups * count}
                 if groups * count < 2**31:
-                    yield replace(shape, **{name: groups * count})
+                    yield replace(shape, **changed)
 
 
 def largest_accepted(problem: Problem, accepts: Callable[[Problem], bool]) -> Problem | None:
