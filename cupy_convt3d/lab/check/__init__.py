@@ -609,15 +609,15 @@ class _Search:
         """Run a few further far problems for large workspaces, and for launches, that those which ran did not have."""
         fits = [fit for problem in known if (fit := self.far_fit(problem, dtype)) is not None]
         for what, problems in unmet(self.kernel, dtype, ran, list(dict.fromkeys((*fits, *known)))).items():
-            reason = f"none was found for which {what}"
+            if not problems:
+                self.report.leave_out(FAR_WORKSPACES, f"none was found for which {what}")
             for problem in problems[:_MOST_OF_WORKSPACE]:
-                tried = self.report.tried.get(FAR_WORKSPACES, 0)
-                reason = self.run(FAR_WORKSPACES, problem, dtype, FAR, 0).message
-                if self.report.tried.get(FAR_WORKSPACES, 0) > tried or reason.startswith("hang"):
+                message = self.run(FAR_WORKSPACES, problem, dtype, FAR, 0).message  # why it says nothing; `run` has told it
+                if message.startswith("hang"):
+                    self.report.leave_out(FAR_WORKSPACES, "not begun, since the one before did not end")
+                    return
+                if not message:
                     break
-            else:
-                if not problems:
-                    self.report.leave_out(FAR_WORKSPACES, reason)
 
     def far_fit(self, problem: Problem, dtype: str) -> Problem | None:
         """Return a far problem, or the first variant of it, that the kernel can do."""
