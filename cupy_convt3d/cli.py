@@ -121,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--count", type=_positive_count, default=COUNT, help=f"layers of the population (default {COUNT})")
     check.add_argument("--kind", action="append", choices=_KINDS, help="default: all")
     check.add_argument("--tunable", action="append", type=_tunable, metavar="NAME=VALUE", help="in place of the source's default")
+    check.add_argument("--grid-limit", type=_positive_count, metavar="N", help="for larger numbers that cut a launch's grid")
     check.add_argument("--time-limit", type=_seconds, default=10.0, metavar="S", help=_TIME_LIMIT)
     check.add_argument("--in-process", action="store_true", help="no child process, for compute-sanitizer, ncu or a debugger")
     _add_sandbox(check)
@@ -305,12 +306,14 @@ def _problem(text: str) -> Problem:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from .lab.check import check, default_backend, other_gpu, resolve  # imports Hypothesis
+    from .lab.check import check, default_backend, limit_grid, other_gpu, resolve  # imports Hypothesis
     from .lab.run.sandbox import notice
 
     tunables = dict(options.tunable or ())
     problems = _scaled_population(options) if options.suite else []
     kernels = [resolve(name).replace_tunables(**tunables) for name in options.kernels or registry.kernels()]
+    if options.grid_limit:
+        kernels = [limit_grid(kernel, options.grid_limit) for kernel in kernels]
     backend = options.backend or ("host" if options.sanitize else default_backend())
     failed, elsewhere = [], 0
     for kernel in kernels:

@@ -471,7 +471,7 @@ class Kernel:
         if dtype not in DTYPES:
             raise KernelError(f"dtype={shown(dtype)}: must be one of {', '.join(DTYPES)}")
         layout = {"output_layout": output_layout}
-        known = {**problem.names, **self.tunables, **_device_names(dtype, multiprocessors), **layout}
+        known = {**problem.names, **self.tunables, **device_names(dtype, multiprocessors), **layout}
         return evaluate_all(self._named, known)
 
     @cached_property
@@ -536,7 +536,7 @@ def _headers_beside(path: Path, text: str) -> dict[Path, str]:
     return dict(sorted(found.items()))
 
 
-def _device_names(dtype: str, multiprocessors: int) -> dict[str, int]:
+def device_names(dtype: str, multiprocessors: int) -> dict[str, int]:
     """Return what expressions know besides the problem: `split` is 1 for an instance that splits each operand in two."""
     return {"itemsize": DTYPES[dtype].itemsize, "split": int(dtype == "tf32x3"), "multiprocessors": multiprocessors}
 
@@ -593,7 +593,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
         raise fail(f"[[launch]]: there are {len(launches)}, the limit is {MOST_NAMES}")
     tensors = (*TENSORS[pass_name], *tables["workspace"])
     declared_scalars = (*tables["specialize"], *tables["constants"], *tunables)
-    scalars = {*Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)).names, *declared_scalars, *_device_names("fp32", 1)}
+    scalars = {*Problem(1, 1, 1, (1, 1, 1), (1, 1, 1)).names, *declared_scalars, *device_names("fp32", 1)}
     functions = _functions(fail, source)
     for entry in launches:
         if entry.get("general") is True and (numbers := _words_of(source, entry.get("symbol")) & {*tables["specialize"], *tunables}):

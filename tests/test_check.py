@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from hypothesis.internal.conjecture.engine import ConjectureRunner, ExitReason
 from selection import checked
 
 from cupy_convt3d import cli, registry
@@ -25,7 +27,7 @@ from cupy_convt3d.lab.check.report import CheckReport
 from cupy_convt3d.lab.check.shrink import shrink
 from cupy_convt3d.lab.run.child import summarize_report
 from cupy_convt3d.lab.run.far import APART_LAYOUTS, far_problems
-from cupy_convt3d.lab.run.verify import Outcome, verify
+from cupy_convt3d.lab.run.verify import ALIKE, Outcome, _Example, _layouts_of, executor_on, verify
 from cupy_convt3d.lab.run.worker import Worker
 from cupy_convt3d.lab.tensors import KINDS, SPECIAL_KINDS, kinds_of
 from cupy_convt3d.problem import Problem
@@ -309,6 +311,10 @@ def test_what_is_wrong_near_a_mode_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert report.counterexample is not None and report.counterexample.problem.kernel_size[1] >= 59, str(report)
 
 
+TINY_ONLY = '[restrictions]\n"input_numel * weight_numel * output_numel == 1" = "too large"\n[[launch]]'
+NOT_DRAWN = "there was no other to draw, or the kernel refuses nearly all"
+
+
 class Asked:
     """In place of a child process: it keeps what it is asked for."""
 
@@ -377,6 +383,15 @@ def test_a_pass_says_that_no_far_problem_could_be_tried(capsys: pytest.CaptureFi
         assert "nothing was run" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("few_problems")
+def test_a_pass_says_so_where_only_strides_were_far() -> None:
+    rule = "[restrictions]\n'max(input_numel, output_numel, weight_numel) < 1000000' = 'it is for small tensors'\n[[launch]]"
+    small = Kernel.from_source(registry.kernel("fprop_gather").source.replace("[[launch]]", rule, 1), "small")
+    report = check(small, backend="host", dtypes=["fp32"], examples=0, kinds=["exact", "far"])
+    assert report.passed and report.tried["problems with far strides"] >= APART_LAYOUTS
+    assert report.verdict == "passed, but no far problem could be tried: it is for small tensors"
+
+
 def test_32_bit_indices_of_a_plain_kernel_are_found() -> None:
     """Its grid has a block for each output, which is refused past 2^31; fewer outputs than inputs are not."""
     report = check(Kernel.from_source(PLAIN.replace("(long long)", ""), "narrow"), backend="host", examples=0, kinds=["far"])
@@ -394,6 +409,138 @@ def test_an_addition_that_is_not_atomic_is_a_race_where_sums_come_in_any_order()
     assert "--sanitize thread" in report.reproduce
     report = check(Kernel.from_source(scatter.source, "scatter"), backend="host", dtypes=["fp32"], examples=20)
     assert report.passed and report.tried["problems under the thread sanitizer"] > 4, str(report)
+
+
+@pytest.mark.usefixtures("few_problems")
+def test_an_addition_that_is_not_atomic_is_a_race_where_the_declaration_says_nothing_of_it() -> None:
+    """Exact sums are the same in any order, so two runs do not differ."""
+    scatter = registry.kernel("fprop_scatter").source.replace("deterministic = false", "")
+    add = "atomicAdd(sum, x * to_accum(*w));"
+    wrong = scatter.replace(add, f"if (problem.stride[2] >= problem.kernel_size[2]) *sum += x * to_accum(*w);\nelse {add}")
+    assert wrong != scatter
+    for source, passes in ((scatter, True), (wrong, False)):
+        report = check(Kernel.from_source(source, "scatter"), backend="host", dtypes=["fp32"], examples=5, kinds=["exact"])
+        assert report.passed == passes and report.tried["problems under the thread sanitizer"] > 0, str(report)
+    assert report.counterexample is not None and "data race" in report.counterexample.message
+    assert not examples.calls_atomics(Kernel.from_source(wrong.replace("atomicAdd(", "/* atomicAdd( */ add("), "add"))
+
+
+@pytest.mark.usefixtures("few_problems")
+def test_what_depends_on_where_a_tensor_begins_is_no_race() -> None:
+    """In the second run tensors begin with their pages."""
+    source = registry.kernel("fprop_gather").source
+    begins = "reinterpret_cast<unsigned long long>(input.at(0, 0, 0, 0, 0)) % 4096 == 0"
+    changed = source.replace("finish(sum)", f"finish({begins} ? sum + 1 : sum)")
+    report = check(Kernel.from_source(changed, "placed"), backend="host", dtypes=["fp32"], examples=0)
+    assert report.counterexample is not None
+    assert "where tensors begin at other addresses" in report.counterexample.message, str(report)
+    assert "race" not in report.counterexample.message
+
+
+def test_a_race_that_shows_in_the_first_order_is_called_one() -> None:
+    path = SPECIMENS / "race_reused_tile.cu"
+    report = check(path, backend="host", problem=Problem.parse("n1_c33to1_i1_k1x1x2"), kinds=["exact"])
+    assert report.counterexample is not None and "threads race" in report.counterexample.message, str(report)
+    report = check(SPECIMENS / "tail_of_channels.cu", backend="host", problem=Problem.parse("n1_c5to1_i1_k1"), kinds=["exact"])
+    assert report.counterexample is not None and "race" not in report.counterexample.message, str(report)
+
+
+def test_what_another_order_says_of_a_failure_is_its_diagnosis() -> None:
+    """Outputs are wrong in any order; where another thread than the first comes first, it alone waits at a barrier."""
+    wrong = PLAIN.replace(
+        "  if (thread == 0) output[blockIdx.x] = total;",
+        """  __shared__ int arrived;
+  if (thread == 0) arrived = 0;
+  __syncthreads();
+  if (atomicAdd(&arrived, 1) == 0 && thread != 0) {
+    __syncthreads();
+    total += 1;
+  }
+  __syncthreads();
+  if (thread == 0) output[blockIdx.x] = total + 1;""",
+    )
+    assert wrong != PLAIN
+    report = check(Kernel.from_source(wrong, "late"), backend="host", problem=TINY, kinds=["exact"])
+    assert report.counterexample is not None and "__syncthreads" in report.counterexample.message, str(report)
+
+
+# A gather whose grid stops growing at a number that no tiny problem gets to.
+CUT = registry.kernel("fprop_gather").source.replace(
+    'grid = "ceil_div(output_numel, BLOCK_THREADS)"', 'grid = "min(ceil_div(output_numel, BLOCK_THREADS), 65535)"'
+)
+
+
+def test_a_grid_that_stops_growing_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (path := tmp_path / "cut.cu").write_text(CUT)
+    report = check(path, backend="host", dtypes=["fp32"], examples=0, kinds=["exact"])
+    assert report.counterexample is not None and "no more blocks than 2" in report.counterexample.message, str(report)
+    assert report.reproduce is not None
+    line = report.reproduce.split()
+    assert line[:2] == ["convt3d", "check"] and "--grid-limit 2" in report.reproduce
+    assert cli.main(line[1:]) == 1 and "FAILED" in capsys.readouterr().out
+    limit = line.index("--grid-limit")
+    assert cli.main([*line[1:limit], *line[limit + 2 :]]) == 0, "as it is the problem is too small"
+
+
+def test_a_number_that_more_than_a_grid_goes_by_stays() -> None:
+    def grids(source: str) -> list[object]:
+        return [launch.grid[0] for launch in examples.limit_grid(Kernel.from_source(source, "cut")).launches]
+
+    assert grids(CUT) == ["min(ceil_div(output_numel, BLOCK_THREADS), 2)"]
+    text = "min(ceil_div(output_numel, BLOCK_THREADS), 65535)"
+    named = CUT.replace(text, "blocks").replace("[[launch]]", f'[constants]\nblocks = "{text}"\n[[launch]]', 1)
+    low = examples.limit_grid(Kernel.from_source(named, "cut"))
+    assert low.constants["blocks"] == "min(ceil_div(output_numel, BLOCK_THREADS), 2)" and examples.has_low_grid(low)
+    for same in (
+        CUT.replace("[[launch]]", '[restrictions]\n"output_numel <= 65535 * BLOCK_THREADS" = "few blocks"\n[[launch]]'),
+        CUT.replace('#include "', '#define MOST 65535\n#include "', 1),
+        CUT.replace("min(ceil_div(output_numel, BLOCK_THREADS), 65535)", "ceil_div(output_numel, min(BLOCK_THREADS, 65535))"),
+        registry.kernel("fprop_gather").source,
+    ):
+        known = Kernel.from_source(same, "cut")
+        assert examples.limit_grid(known) is known and not examples.has_low_grid(known)
+    of_fuzz = examples.configurations(Kernel.from_source(CUT, "cut"))
+    assert not any(map(examples.has_low_grid, of_fuzz)), "it repeats tunables alone"
+
+
+@pytest.mark.usefixtures("few_problems")
+def test_a_report_names_what_went_one_way_only() -> None:
+    cut = CUT.replace("BLOCK_THREADS), 65535)", "BLOCK_THREADS), multiprocessors * 30000)")
+    report = check(Kernel.from_source(cut, "cut"), backend="host", dtypes=["fp32"], examples=0, kinds=["exact"])
+    assert report.one_way == ["min(ceil_div(output_numel, BLOCK_THREADS), multiprocessors * 30000)"]
+    assert f"only one way was tried of {report.one_way[0]}" in str(report)
+
+
+@pytest.mark.usefixtures("few_problems")
+def test_values_to_search_meet_each_dtype_that_the_declaration_tells_apart() -> None:
+    text = SEARCHED.replace("[search]", '[constants]\nparts = "1 + itemsize // 8"\n[search]')
+    text = text.replace('dtypes = ["fp64", "fp32", "fp16", "bf16"]', 'dtypes = ["fp16", "fp64", "bf16"]')
+    searched = Kernel.from_source(text, "searched")
+    assert examples.evaluated_otherwise(searched, searched.dtypes, ("fp16", "bf16")) == ["fp64"]
+    assert not examples.evaluated_otherwise(Kernel.from_source(SEARCHED, "searched"), ("fp64", "fp32", "bf16"), ("fp64", "bf16"))
+    wrong = text.replace("finish(sum)", "finish(ROUNDS != 2 && sizeof(scalar_t) == 8 ? sum + 1 : sum)")
+    report = check(Kernel.from_source(wrong, "searched"), backend="host", examples=1)
+    assert report.counterexample is not None and report.counterexample.dtype == "fp64", str(report)
+
+
+def test_values_to_search_meet_tensors_of_one_layout() -> None:
+    searched = Kernel.from_source(SEARCHED, "searched")
+    drawn = _Search(searched, "host", None, None, None, None).searched_drawn(searched, "fp32", 0)
+    assert len({problem for problem, _ in drawn}) > 15 and sum(seed in examples.CHANNELS_LAST_SEEDS for _, seed in drawn) == len(drawn) // 2
+
+
+def test_as_many_examples_are_drawn_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the steps towards the largest error end early; what cannot be drawn is told."""
+    monkeypatch.setattr(ConjectureRunner, "optimise_targets", lambda self, **_: self.exit_with(ExitReason.max_iterations))
+    kernel = registry.kernel("fprop_gather")
+    for source, enough in ((kernel.source, True), (kernel.source.replace("[[launch]]", TINY_ONLY, 1), False)):
+        if not enough:
+            monkeypatch.setattr("cupy_convt3d.lab.check._SEEDS", st.just(0))
+        search = _Search(Kernel.from_source(source, "drawn"), "host", ["fp32"], ["random"], None, None)
+        search.worker = asked = Asked(search.kernel)  # type: ignore[assignment]
+        search.run_random(300, 0)
+        missing = search.report.untried.get("drawn problems", {}).get(NOT_DRAWN, 0)
+        assert len(asked.examples) + missing == 300 and (missing == 0) == enough
 
 
 FAR_PROBLEM = "n1_c65535to65535_i1x1024x66_k1x1x2_g65535"  # of other kinds 17 gigabytes would be touched
@@ -447,6 +594,27 @@ def test_verify_sees_one_wrong_voxel_in_any_layout(kind: str, seed: int) -> None
     assert outcome.index == (1, 1, 0, 0, 2)
     assert outcome.expected is not None and outcome.got is not None
     assert outcome.got == pytest.approx(np.float32(outcome.expected) * 1.01 + 1, rel=1e-5)
+
+
+def test_some_seeds_draw_one_layout_for_all_tensors() -> None:
+    """Three of sixteen; and 0 is contiguous."""
+    problem, gather = Problem.parse("n2_c3to4_i4x5x6_k2x3x4"), registry.kernel("fprop_gather")
+
+    def layouts(seed: int) -> list[tuple[int, ...]]:
+        example = _Example(executor_on(HostBackend()), gather, problem, "fp32", "exact", seed)
+        generator = _layouts_of(seed) if seed else None
+        shapes = [shape for shape in problem.shapes("fprop")[0].values() if len(shape) == 5]
+        names = ("input", "output", "input")
+        strides = [example.place(name, shape, 0, generator).strides for name, shape in zip(names, shapes, strict=True)]
+        return [tuple(sorted(range(5), key=lambda axis: -steps[axis])) for steps in strides]
+
+    assert layouts(0) == [(0, 1, 2, 3, 4)] * 3
+    alike = [seed for seed in range(1, 321) if len(set(layouts(seed))) == 1]
+    assert {seed for seed in range(1, 321) if seed % 16 in ALIKE} <= set(alike) and len(ALIKE) == 3
+    assert {layouts(seed)[0] for seed in alike} >= {(0, 1, 2, 3, 4), (0, 2, 3, 4, 1)}
+    assert len(alike) < 160, "others have one for each"
+    for seed in examples.CHANNELS_LAST_SEEDS:
+        assert seed % 16 in ALIKE and layouts(seed) == [(0, 2, 3, 4, 1)] * 3
 
 
 @pytest.mark.usefixtures("few_problems")

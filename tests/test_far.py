@@ -9,6 +9,7 @@ import pytest
 
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.lab.check import check
 from cupy_convt3d.lab.check.examples import fitting
 from cupy_convt3d.lab.run.far import (
     APART_LAYOUTS,
@@ -16,8 +17,10 @@ from cupy_convt3d.lab.run.far import (
     apart_problem,
     explained,
     far_problems,
+    largest_accepted,
     largest_tensor,
     near_problem,
+    unmet,
     verify_far,
 )
 from cupy_convt3d.lab.run.worker import Worker
@@ -107,6 +110,55 @@ def test_a_32_bit_step_between_planes_of_channels_that_lie_together_is_found() -
     assert problem is not None
     with Worker(narrow, "host") as worker:
         assert not all(worker.verify(problem, "fp32", FAR, seed).ok for seed in range(APART_LAYOUTS))
+
+
+def with_rule(rule: str) -> Kernel:
+    rules = f'[restrictions]\n"{rule}" = "no"\n[[launch]]'
+    return Kernel.from_source(kernel("fprop_gather").source.replace("[[launch]]", rules, 1), "ruled")
+
+
+def test_a_volume_that_is_refused_is_the_largest_one_that_is_not() -> None:
+    """And as many of them as have the far problem's voxels, or as are accepted."""
+    whole = Problem.parse("n1_c1to1_i4200x1024x1024_k1x1x2")
+    for rule, batch in (("input_voxels <= 1073741824", 5), ("input_voxels <= 1073741824 and batch <= 3", 2)):
+        ruled = with_rule(rule)
+        found = largest_accepted(whole, lambda problem: ruled.why_not(problem, "fp16") is None)  # noqa: B023
+        assert found == replace(whole, batch=batch, input_size=(1, 1024, 2**20))
+    for problem, rule in ((whole, "input_voxels < 100000000"), (replace(whole, input_size=(1, 1024, 66)), "batch > 1")):
+        assert largest_accepted(problem, lambda problem: with_rule(rule).why_not(problem, "fp16") is None) is None  # noqa: B023
+
+
+def test_workspaces_and_launches_that_no_far_problem_met_are_named_with_such_as_do() -> None:
+    """Rolling kernels lay cells out for two classes of rows alone."""
+    rolling = kernel("fprop_rolling_wgmma")
+    known = [problem for problem in far_problems("fprop") if rolling.why_not(problem, "bf16") is None]
+    found = unmet(rolling, "bf16", [], known)
+    cells = found["its workspace input_cells has more than 2^31 elements"]
+    assert cells and all(rolling.plan(problem, "bf16").workspace["input_cells"] > 2**33 for problem in cells)
+    launched = {what for what in found if what.endswith("is launched")}
+    assert len(launched) == 1 and all(found[what] for what in launched)
+    left = set(found) - launched - {"its workspace input_cells has more than 2^31 elements"}
+    assert set(unmet(rolling, "bf16", cells[:1], known)) == left
+    assert unmet(kernel("wgrad_reduce"), "fp16", [], far_problems("wgrad")) == {"its workspace partial has more than 2^31 elements": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        (
+            "fprop_implicit_gemm_mma",
+            "const long long volume = static_cast<long long>(problem.input_size[0])",
+            "const int volume = problem.input_size[0]",
+        ),
+        ("fprop_rolling_wgmma", "row * static_cast<index_t>(span)", "static_cast<index_t>(row * span)"),
+    ],
+)
+def test_32_bits_for_what_is_laid_out_are_found(name: str, right: str, wrong: str) -> None:
+    """Of a volume, which is refused where it has as many elements as the far problems, and in a workspace that they do not fill."""
+    source = kernel(name).source
+    assert right in source
+    report = check(Kernel.from_source(source.replace(right, wrong), "narrow"), backend="host", dtypes=["bf16"], examples=0, kinds=["far"])
+    assert report.counterexample is not None and "32 bits" in report.counterexample.message, str(report)
 
 
 def test_a_kernel_whose_blocks_go_in_another_order_is_not_judged() -> None:

@@ -29,23 +29,38 @@ from ...problem import Problem
 from ...source import Instance
 from .. import strategies
 from ..progress import Progress
-from ..run.far import APART_LAYOUTS, FAR, apart_problem, apart_vectors, far_problems, largest_tensor, takes_far_strides
+from ..run.far import (
+    APART_LAYOUTS,
+    FAR,
+    apart_problem,
+    apart_vectors,
+    far_problems,
+    largest_accepted,
+    largest_tensor,
+    takes_far_strides,
+    unmet,
+)
 from ..run.verify import APART, LATE, Outcome
 from ..run.worker import InProcess, Worker
 from ..tensors import KINDS, NARROW_KINDS, ONLY, SPECIAL_KINDS, SPOILT, WIDE
 from .arguments import check_arguments
-from .corners import corner_problems
+from .corners import corner_problems, one_way
 from .examples import (
+    CHANNELS_LAST_SEEDS,
     MOST_HOST_THREADS,
     Example,
+    calls_atomics,
     combinations,
     configurations,
     deep,
     drawn_combinations,
+    evaluated_otherwise,
     fitting,
+    has_low_grid,
     host_threads,
     is_forced,
     layouts,
+    limit_grid,
     modes,
     reproduce,
     searched,
@@ -59,6 +74,7 @@ from .report import (
     DRAWN,
     FAR_PROBLEMS,
     FAR_STRIDES,
+    FAR_WORKSPACES,
     KIND,
     NAMED,
     RACES,
@@ -70,11 +86,12 @@ from .report import (
 )
 from .shrink import shrink_example
 
-__all__ = ["CheckReport", "Counterexample", "check", "default_backend", "other_gpu", "resolve"]
+__all__ = ["CheckReport", "Counterexample", "check", "default_backend", "limit_grid", "other_gpu", "resolve"]
 
 
 _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
 _SEARCHED_DRAWN = 20  # problems of each configuration that `tune` may choose
+_MOST_OF_WORKSPACE = 3  # far problems that are tried for a workspace or a launch
 _HOST_ALONE = "the host backend alone runs them: a GPU would compile a binary for each"
 _SEEDS = st.builds(int.__add__, st.sampled_from((0, APART, LATE, LATE)), st.integers(0, APART - 2))  # of every kind of layout
 
@@ -255,7 +272,7 @@ class _Search:
         for kind in set(kinds or ()) & (ONLY.keys() - {"exact_wide"}):
             if not set(self.report.dtypes) & set(ONLY[kind]):
                 self.report.leave_out(KIND, f"{kind}: is for {' and '.join(ONLY[kind])}, not for {', '.join(self.report.dtypes)}")
-        self.configurations = configurations(kernel)
+        self.configurations = configurations(kernel, low_grid=True)
         self.problems: set[Problem] = set()
         self.only: tuple[Problem, ...] = ()
         self.total = 0
@@ -427,8 +444,8 @@ class _Search:
 
     def tail_dtypes(self, configuration: Kernel) -> list[str]:
         """Return the dtypes in which a configuration gets its tails: of one that `check` forces one wide and one narrow type."""
-        some = (self.kernel.dtypes[0], self.kernel.dtypes[-1])
-        return [dtype for dtype in self.report.dtypes if not is_forced(configuration) or dtype in some]
+        dtypes = self.report.dtypes
+        return list(dict.fromkeys((dtypes[0], dtypes[-1]))) if is_forced(configuration) else list(dtypes)
 
     def tail_examples(self, configurations: Sequence[Kernel]) -> Asked:
         """Ask for each with all exact kinds; and once with one of what is not finite or does not stay so, the larger ones with nan and inf.
@@ -500,20 +517,31 @@ class _Search:
             return
         self.worker.kernel, dtype = self.kernel, self.report.dtypes[0]
         kinds = [kind for kind, instance in self.pairs if instance == dtype and kind in KINDS]
+        if kinds and self.corners is not None:
+            self.report.one_way = one_way(self.kernel, dtype)
         for number, problem in enumerate(self.corners) if kinds else ():
             yield self.ask(CORNERS, problem, dtype, kinds[0], number if number % 3 == 2 else 0)  # every third in some other layout
 
     def compile_searched(self) -> list[tuple[Instance, Future[Path]]]:
-        """Begin to compile the values that `tune` may choose, the smallest in the first dtype, the largest in the last."""
-        configurations = searched(self.kernel)
+        """Begin to compile the values that `tune` may choose, the smallest in the first dtype, the largest in the last.
+
+        Behind these come both in each dtype whose numbers in the declaration neither has.
+        """
+        configurations, dtypes = searched(self.kernel), self.report.dtypes
         if configurations and self.worker.backend != "host":
             self.report.leave_out(SEARCHED, _HOST_ALONE)
             return []
-        instances = map(Instance, configurations, (self.report.dtypes[0], self.report.dtypes[-1]))
+        ends = (dtypes[0], dtypes[-1])
+        more = product(configurations, evaluated_otherwise(self.kernel, dtypes, ends[: len(configurations)]))
+        instances = [*map(Instance, configurations, ends), *(Instance(one, dtype) for one, dtype in more)]
         return [(one, self.compiler.submit(HostBackend(self.sanitize).library, one)) for one in instances]
 
     def searched_examples(self, compiled: Iterable[tuple[Instance, Future[Path]]], seed: int) -> Asked:
-        """Ask for problems of modes, half of those at corners, and some that are drawn, with values that `tune` may choose."""
+        """Ask for problems of modes, half of those at corners, and some that are drawn, with values that `tune` may choose.
+
+        In further dtypes there are those of modes alone, each once.
+        """
+        whole = len(searched(self.kernel))
         for place, (instance, library) in enumerate(compiled):
             configuration, dtype = instance.kernel, instance.dtype
             kinds = self.exact_kinds(dtype)[:1]
@@ -523,11 +551,12 @@ class _Search:
                 values = ", ".join(f"{name}={value}" for name, value in configuration.changed_tunables.items())
                 self.report.leave_out(SEARCHED, f"{values}: {str(error).splitlines()[0]}")
                 continue
-            self.worker.kernel, generator = configuration, random.Random(seed)
-            draw = partial(strategies.draw_problem, generator.randint, self.kernel.pass_name, tiles=tiles(configuration))
-            drawn = [(draw(), number) for number in range(_SEARCHED_DRAWN)]
-            spoilt = [kind for kind, instance in self.pairs if instance == dtype and kind in SPOILT]
-            asked = (*modes(configuration, dtype), *((p, 0) for p in self.corners[place::2]), *drawn)
+            self.worker.kernel = configuration
+            asked, spoilt = modes(configuration, dtype), list[str]()
+            if place < whole:
+                spoilt = [kind for kind, instance in self.pairs if instance == dtype and kind in SPOILT]
+                asked += [(problem, 0) for problem in self.corners[place::2]]
+                asked += self.searched_drawn(configuration, dtype, seed)
             for turn, (problem, number) in enumerate(asked if kinds else ()):
                 fit = fitting(configuration, problem, dtype)
                 if fit is None:
@@ -537,6 +566,19 @@ class _Search:
                     if spoilt and turn % 2 == 0:
                         yield self.ask(SEARCHED, fit, dtype, spoilt[turn // 2 % len(spoilt)], spoilt_seed(number, turn))
 
+    def searched_drawn(self, configuration: Kernel, dtype: str, seed: int) -> list[tuple[Problem, int]]:
+        """Return problems that are drawn, each with two seeds: one for a layout of each tensor, and one for channels_last ones."""
+        generator, found = random.Random(seed), list[tuple[Problem, int]]()
+        for _ in range(3 * _SEARCHED_DRAWN):
+            problem = strategies.draw_problem(generator.randint, self.kernel.pass_name, tiles=tiles(configuration))
+            fit = fitting(configuration, problem, dtype)
+            if fit is None:
+                self.refused(SEARCHED, problem, dtype, configuration)
+            elif len(found) < 2 * _SEARCHED_DRAWN:
+                number = len(found) // 2
+                found += [(fit, number), (fit, CHANNELS_LAST_SEEDS[number % len(CHANNELS_LAST_SEEDS)])]
+        return found
+
     def run_far(self) -> None:
         """Run tensors past 2^31 elements in their last blocks, and with strides past 2^32, in the smallest of the dtypes."""
         if self.worker.backend != "host" or self.sanitize is not None:
@@ -544,13 +586,19 @@ class _Search:
             self.report.leave_out(FAR_PROBLEMS, where)
             return
         self.worker.kernel, dtype = self.kernel, min(self.report.dtypes, key=lambda name: DTYPES[name].itemsize)
-        for problem in far_problems(self.kernel.pass_name):
+        known, ran = far_problems(self.kernel.pass_name), list[Problem]()
+        for problem in known:
             accepted = self.far_fit(problem, dtype)
             if accepted is None:
                 self.refused(FAR_PROBLEMS, problem, dtype)
-            elif self.run(FAR_PROBLEMS, accepted, dtype, FAR, 0).message.startswith("hang"):
+                continue
+            outcome = self.run(FAR_PROBLEMS, accepted, dtype, FAR, 0)
+            ran += [] if outcome.message else [accepted]
+            if outcome.message.startswith("hang"):
                 self.report.leave_out(FAR_PROBLEMS, "not begun, since the one before did not end")
                 break
+        else:
+            self.run_far_workspaces(dtype, ran, known)
         for apart in (apart_problem(), apart_vectors()) if takes_far_strides(self.kernel) else ():
             fit = fitting(self.kernel, apart, dtype)
             if fit is None:
@@ -559,13 +607,31 @@ class _Search:
             for seed in range(APART_LAYOUTS):
                 self.run(FAR_STRIDES, fit, dtype, FAR, seed)
 
+    def run_far_workspaces(self, dtype: str, ran: list[Problem], known: list[Problem]) -> None:
+        """Run a few further far problems for large workspaces, and for launches, that those which ran did not have."""
+        fits = [fit for problem in known if (fit := self.far_fit(problem, dtype)) is not None]
+        for what, problems in unmet(self.kernel, dtype, ran, list(dict.fromkeys((*fits, *known)))).items():
+            if not problems:
+                self.report.leave_out(FAR_WORKSPACES, f"none was found for which {what}")
+            for problem in problems[:_MOST_OF_WORKSPACE]:
+                message = self.run(FAR_WORKSPACES, problem, dtype, FAR, 0).message  # why it says nothing; `run` has told it
+                if message.startswith("hang"):
+                    self.report.leave_out(FAR_WORKSPACES, "not begun, since the one before did not end")
+                    return
+                if not message:
+                    break
+
     def far_fit(self, problem: Problem, dtype: str) -> Problem | None:
         """Return a far problem, or the first variant of it, that the kernel can do."""
         patch = replace(problem, stride=problem.kernel_size)
         pairs = (1, max(1, math.prod(problem.kernel_size) // 2), 2)
-        for near in (problem, patch, replace(problem, kernel_size=pairs, stride=pairs)):
+        shapes = (problem, patch, replace(problem, kernel_size=pairs, stride=pairs))
+        for near in shapes:
             if self.accepts(near, dtype):
                 return near
+        for near in shapes:
+            if (largest := largest_accepted(near, partial(self.accepts, dtype=dtype))) is not None:
+                return largest
         with contextlib.suppress(ProblemError):  # with more channels it would have more than 2^31 of them
             fit = fitting(self.kernel, problem, dtype)
             return fit if fit is not None and largest_tensor(fit) >= 2**31 else None
@@ -574,9 +640,11 @@ class _Search:
     def run_races(self) -> None:
         """Run the named problems under the thread sanitizer too, where threads may add to one output in any order.
 
-        On one core threads take turns, so an addition that is not atomic loses none there.
+        That is where the declaration says so, or the source calls atomic functions. On one core threads take turns, so an addition that is
+        not atomic loses none there.
         """
-        if self.kernel.deterministic or self.sanitize is not None or not isinstance(self.worker, Worker):
+        adds = not self.kernel.deterministic or calls_atomics(self.kernel)
+        if not adds or self.sanitize is not None or not isinstance(self.worker, Worker):
             return
         if self.worker.backend != "host":
             self.report.leave_out(RACES, "the host backend alone has a thread sanitizer (--backend host)")
@@ -603,8 +671,10 @@ class _Search:
     def run_random(self, examples: int, seed: int) -> None:
         if examples == 0:
             return
+        ran = 0
 
         def example(configuration: Kernel, data: st.DataObject, pair: tuple[str, str], number: int) -> None:
+            nonlocal ran
             problem = data.draw(drawn[configuration])
             kind, dtype = pair
             fitting_problem = fitting(configuration, problem, dtype)
@@ -613,7 +683,7 @@ class _Search:
                 hypothesis.reject()
             if not self.can_run(DRAWN, configuration, fitting_problem, dtype):
                 hypothesis.reject()
-            self.worker.kernel = configuration
+            self.worker.kernel, ran = configuration, ran + 1
             outcome = self.run(DRAWN, fitting_problem, dtype, kind, number)
             if kind == "random":
                 hypothesis.target(min(outcome.ratio, 1e6), label="error / bound")
@@ -626,17 +696,22 @@ class _Search:
             drawn[kernel] = st.one_of(*[even] * 4, *near)
         given = hypothesis.given(
             st.sampled_from(self.configurations), st.data(), st.sampled_from(drawn_combinations(self.pairs)), _SEEDS
-        )(example)
-        settings = hypothesis.settings(
-            max_examples=examples,
-            database=None,
-            derandomize=False,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.target),
         )
-        with contextlib.suppress(Unsatisfiable):  # the kernel refuses all that is drawn; `untried` says why
-            hypothesis.seed(seed)(settings(given))()
+        # Steps towards the largest error may end in what has been tried: the rest is drawn without them.
+        for again, phases in enumerate(((Phase.generate, Phase.target), (Phase.generate,))):
+            if ran < examples and (ran or not again):
+                settings = hypothesis.settings(
+                    max_examples=examples - ran,
+                    database=None,
+                    derandomize=False,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                    phases=phases,
+                )
+                with contextlib.suppress(Unsatisfiable):  # the kernel refuses all that is drawn; `untried` says why
+                    hypothesis.seed(f"{seed} again" if again else seed)(settings(given(example)))()
+        if 0 < ran < examples:
+            self.report.leave_out(DRAWN, "there was no other to draw, or the kernel refuses nearly all", examples - ran)
 
     def minimize(self) -> None:
         """Replace the failure by the smallest one near it."""
@@ -645,6 +720,8 @@ class _Search:
         if self.progress is not None:
             self.progress(self.report.examples, max(self.total, 1), f"{self.kernel.name}: shrinking {example.problem}")
         smallest, found = shrink_example(self.worker, example, self.failure[1], self.pairs)
+        if has_low_grid(smallest.kernel):
+            found.message += "; where the grid has no more blocks than 2: one that a number cuts must be gone over again and again"
         self.report.counterexample = Counterexample(
             smallest.problem, smallest.dtype, smallest.kind, smallest.seed, found.message, found.index, found.expected, found.got,
             tuple(smallest.kernel.changed_tunables.items()),

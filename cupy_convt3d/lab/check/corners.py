@@ -24,7 +24,7 @@ import numpy as np
 
 from ...errors import KernelError, ProblemError
 from ...expressions import FUNCTIONS, evaluate
-from ...kernel import HOST_MULTIPROCESSORS, Kernel
+from ...kernel import HOST_MULTIPROCESSORS, Kernel, device_names
 from ...problem import Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,22 +41,31 @@ _BEGIN = (
 )
 _NOTE = "note"
 _AXES = ("input_size", "kernel_size", "stride", "padding", "output_padding", "dilation")
-_FOUND: dict[tuple[object, ...], list[Problem]] = {}
+_FOUND: dict[tuple[object, ...], tuple[list[Problem], list[str]]] = {}
 _MOST_FOUND = 256
 
 
 def corner_problems(kernel: Kernel, dtype: str, known: Iterable[Problem] = ()) -> list[Problem]:
     """Return problems that the kernel can do, and that go ways of its declaration which the known ones do not."""
-    declared = _declared(kernel)
-    asked = (kernel.dtypes, tuple(kernel.tunables.items()), declared, dtype)  # mutants of a kernel ask again and again
+    texts = declared(kernel)
+    asked = (kernel.dtypes, tuple(kernel.tunables.items()), texts, dtype)  # mutants of a kernel ask again and again
     if asked not in _FOUND:
         if len(_FOUND) >= _MOST_FOUND:
             _FOUND.clear()
-        _FOUND[asked] = _Search(kernel, dtype, declared).run(known)
-    return _FOUND[asked]
+        search = _Search(kernel, dtype, texts)
+        _FOUND[asked] = (search.run(known), search.one_way())
+    return _FOUND[asked][0]
 
 
-def _declared(kernel: Kernel) -> tuple[str, ...]:
+def one_way(kernel: Kernel, dtype: str) -> list[str]:
+    """Return the comparisons, `min` and `max` of the declaration that went one way for all that `corner_problems` looked at.
+
+    Those of restrictions are left out, and those that no problem has an influence on.
+    """
+    return _FOUND[kernel.dtypes, tuple(kernel.tunables.items()), declared(kernel), dtype][1]
+
+
+def declared(kernel: Kernel) -> tuple[str, ...]:
     """Return the expressions that say what a kernel does with a problem."""
     launches = [
         size
@@ -74,10 +83,19 @@ class _Noting(ast.NodeTransformer):
     """Puts a call of `note` around each operation, with the operation's number, its kind and its operands."""
 
     def __init__(self, first: int) -> None:
-        self.count = first
+        self.count, self.texts = first, dict[int, str]()
+        self.text = ""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        outer, self.text = self.text, ast.unparse(node)
+        changed: ast.AST = super().visit(node)
+        self.text = outer
+        return changed
 
     def _noted(self, kind: str, node: ast.expr, operands: list[ast.expr]) -> ast.expr:
         number, self.count = self.count, self.count + 1
+        if kind in ("compare", "choice"):
+            self.texts[number] = self.text
         arguments: list[ast.expr] = [ast.Constant(number), ast.Constant(kind), node, *operands]
         return ast.Call(ast.Name(_NOTE, ast.Load()), arguments, [])
 
@@ -107,16 +125,19 @@ class _Noting(ast.NodeTransformer):
 
 
 @lru_cache(maxsize=256)
-def _compiled(declared: tuple[str, ...]) -> tuple[list[CodeType], list[int]]:
-    """Return the expressions' code that notes how its operations go, and for each operation the number of its expression."""
+def _compiled(declared: tuple[str, ...]) -> tuple[list[CodeType], list[int], dict[int, str]]:
+    """Return the expressions' code that notes how its operations go, for each operation the number of its expression, and texts of some."""
     codes: list[CodeType] = []
     places: list[int] = []
+    texts: dict[int, str] = {}
     for text in declared:
         noting = _Noting(len(places))
-        tree = ast.fix_missing_locations(noting.visit(ast.parse(text.strip(), mode="eval")))
+        tree = noting.visit(ast.parse(text.strip(), mode="eval"))
         places += [len(codes)] * (noting.count - len(places))
-        codes.append(compile(tree, "<kernel declaration>", "eval"))
-    return codes, places
+        assert isinstance(tree, ast.Expression)
+        codes.append(compile(ast.fix_missing_locations(tree), "<kernel declaration>", "eval"))
+        texts |= noting.texts
+    return codes, places, texts
 
 
 def _way(kind: str, value: Any, operands: tuple[Any, ...]) -> Any:
@@ -212,6 +233,22 @@ class _Search:
                 if (changed := self.changed(problem)) is not None and self.look(changed) is None:
                     self.look(self.last_accepted(problem, changed))
         return self.chosen(ran, ran_paths)
+
+    def one_way(self) -> list[str]:
+        sides: dict[int, set[Any]] = {}
+        for number, way in self.ids:
+            side = way[0] if isinstance(way, tuple) else way if isinstance(way, bool) else (way > 0) - (way < 0)
+            sides.setdefault(number, set()).update((side, ~side) if isinstance(way, tuple) and way[1] else (side,))
+        texts = _compiled(self.declared)[2]
+        restricted = {number for number, place in enumerate(self.places) if self.declared[place] in self.kernel.restrictions}
+        fixed = {*self.kernel.tunables, *device_names(self.dtype, HOST_MULTIPROCESSORS), *FUNCTIONS, "output_layout"}
+
+        def varies(text: str) -> bool:
+            words = set(re.findall(r"[A-Za-z_]\w*", text)) - fixed - {"if", "else", "and", "or", "not", "in"}
+            return any(varies(str(self.kernel.constants[word])) if word in self.kernel.constants else True for word in words)
+
+        found = [text for number, text in texts.items() if len(sides.get(number, ())) < 2 and number not in restricted and varies(text)]
+        return sorted(dict.fromkeys(found), key=lambda text: not text.startswith(("min(", "max(")))
 
     def look(self, problem: Problem | None) -> tuple[Array, Array] | None:
         """Return the numbers of the ways and paths that a problem goes, and keep it if some two of the ways did not meet yet."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import random
+import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from ... import registry
-from ...kernel import Kernel
+from ...kernel import HOST_MULTIPROCESSORS, Kernel, device_names
 from ...problem import Problem
+from ...source import code_alone
 from .. import strategies
 from ..run.verify import APART, SEEDS
 from ..tensors import KINDS, SPECIAL_KINDS, kinds_of
+from .corners import declared
 
 # The tunables of a kernel that are tile sizes, and the quantity whose tails they have.
 _TILES = {
@@ -145,6 +150,8 @@ MOST_HOST_THREADS = 2**16  # of a larger problem: a wgrad kernel has a block for
 _LAYOUT_SEEDS = (0, 1, 19, 20, 21)
 # Seeds other than 0 of which all tensors are contiguous: numbers that are not finite lie elsewhere with each.
 _CONTIGUOUS_SEEDS = (11, 14, 63, 101, 114, 181, 288, 323, 328)
+# Seeds of `verify.ALIKE` of which all tensors are channels_last.
+CHANNELS_LAST_SEEDS = (42, 55, 60, 74, 76, 108)
 # What a kernel that keeps weights, copies planes in bulk, stores pairs or fills does only where these meet, each with its seeds.
 _MODES = {
     "n1_c16to16_i1x1x420_k1_g16": (1,),  # three tiles of a block where channels lie together
@@ -257,8 +264,10 @@ _MODES = {
     "n1_c1to9_i1x3x4_k1x2x2_s1x4x3_p0x0x1_d1x2x3": (0,),
     "n1_c1to200_i1x1x3_k1x1x3_s1x1x2": (2,),
 }
+_LOW_GRID = 2  # blocks in place of a number that a launch's grid is cut to
 # A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
 _HIGH_LIMITS = {"COLUMNS": 256}
+_ATOMIC = re.compile(r"\batomic[A-Z]\w*\s*\(")
 # Tunables that choose among the tiles of a kernel, or what a tile is of.
 _TILE_TUNABLES = ("TILE", "VOXELS", "ROWS", "LAY_OUT", "MERGE_GROUPS")
 # A kernel that declares no tile for a quantity may have one all the same, of a power of two; a thread may have several voxels.
@@ -284,11 +293,12 @@ class Example:
     seed: int
 
 
-def configurations(kernel: Kernel) -> list[Kernel]:
+def configurations(kernel: Kernel, *, low_grid: bool = False) -> list[Kernel]:
     """Return the kernel, and with it the same as tiny problems would not meet it.
 
-    That is with short splits, where its own are too long for two of them; with low limits and a high one; and with each tile that
-    a tunable forces, where a tiny problem gets the smallest.
+    That is with short splits, where its own are too long for two of them; with low limits and a high one; with each tile that
+    a tunable forces, where a tiny problem gets the smallest. `low_grid`: and with a grid that stops growing early, where it stops at a
+    number; no tunable says so, so that only `check` can repeat it.
     """
     found = [kernel]
     if kernel.tunables.get("SPLIT_VOXELS", 0) > _LARGEST_TILE:
@@ -297,7 +307,8 @@ def configurations(kernel: Kernel) -> list[Kernel]:
     found += [kernel.replace_tunables(**{name: n}) for name, n in limits.items() if name in kernel.tunables]
     for name in _TILE_TUNABLES:
         found += [kernel.replace_tunables(**{name: n}) for n in kernel.search.get(name, ()) if n != kernel.tunables[name]]
-    return found
+    low = limit_grid(kernel) if low_grid else kernel
+    return found if low is kernel else [*found, low]
 
 
 def searched(kernel: Kernel) -> list[Kernel]:
@@ -321,6 +332,18 @@ def searched(kernel: Kernel) -> list[Kernel]:
     return found
 
 
+def evaluated_otherwise(kernel: Kernel, dtypes: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the first of the dtypes for each set of numbers that none of the known dtypes has in the declaration."""
+    words = {word for text in (*declared(kernel), *map(str, kernel.specialize.values())) for word in re.findall(r"\w+", text)}
+
+    def numbers(dtype: str) -> tuple[int, ...]:
+        return tuple(value for name, value in device_names(dtype, HOST_MULTIPROCESSORS).items() if name in words)
+
+    seen = {numbers(dtype) for dtype in known}
+    found = {numbers(dtype): dtype for dtype in reversed(dtypes)}
+    return [dtype for dtype in dtypes if dtype in found.values() and numbers(dtype) not in seen]
+
+
 def _takes_half(kernel: Kernel, changed: Kernel) -> bool:
     def count(one: Kernel) -> int:
         return sum(fitting(one, problem, kernel.dtypes[0]) is not None for problem in strategies.EDGE_PROBLEMS)
@@ -328,9 +351,60 @@ def _takes_half(kernel: Kernel, changed: Kernel) -> bool:
     return 2 * count(changed) >= max(1, count(kernel))
 
 
+def limit_grid(kernel: Kernel, most: int = _LOW_GRID) -> Kernel:
+    """Return the kernel with `most` in place of the larger numbers that a `min` cuts a launch's grid to.
+
+    A number that the code or the rest of the declaration names too stays: it may be more than a limit of the grid.
+    """
+    code, elsewhere = code_alone(kernel.source), " ".join((*declared(kernel), *map(str, kernel.specialize.values())))
+
+    def lowered(text: str | int) -> str | int:
+        if not isinstance(text, str):
+            return text
+        tree = ast.parse(text.strip(), mode="eval")
+        for literal in _grid_limits(tree.body):
+            number = int(str(literal.value))
+            named = rf"(?<![\w.]){number}(?!\w)"
+            if number > most and not re.search(named, code) and len(re.findall(named, elsewhere)) == counts[str(number)]:
+                literal.value = most
+        return text if ast.unparse(tree) == ast.unparse(ast.parse(text.strip(), mode="eval")) else ast.unparse(tree)
+
+    sizes = [size for launch in kernel.launches for size in launch.grid]
+    named = {str(size): text for size in sizes if isinstance(text := kernel.constants.get(str(size)), str)}
+    counts = Counter(n for text in (*map(str, sizes), *named.values()) for n in re.findall(r"(?<![\w.])\d+(?!\w)", text))
+    launches = tuple(replace(launch, grid=tuple(map(lowered, launch.grid))) for launch in kernel.launches)
+    constants = {name: lowered(text) if name in named else text for name, text in kernel.constants.items()}
+    same = launches == kernel.launches and constants == dict(kernel.constants)
+    return kernel if same else replace(kernel, launches=launches, constants=constants)
+
+
+def _grid_limits(node: ast.expr) -> Iterator[ast.Constant]:
+    """Yield the numbers in each `min` that a grid is, or is a multiple of."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
+        for argument in node.args:
+            if node.func.id == "min" and isinstance(argument, ast.Constant) and type(argument.value) is int:
+                yield argument
+            yield from _grid_limits(argument)
+    elif isinstance(node, ast.IfExp):
+        yield from (*_grid_limits(node.body), *_grid_limits(node.orelse))
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        yield from (*_grid_limits(node.left), *_grid_limits(node.right))
+
+
+def has_low_grid(kernel: Kernel) -> bool:
+    """Return whether it comes from `limit_grid`."""
+    sizes = [str(size) for launch in kernel.launches for size in launch.grid]
+    return any(text not in kernel.source for size in sizes for text in (size, str(kernel.constants.get(size, ""))))
+
+
+def calls_atomics(kernel: Kernel) -> bool:
+    """Return whether the source, or a header beside it, calls atomic functions."""
+    return any(_ATOMIC.search(code_alone(text)) for text in (kernel.source, *kernel.headers.values()))
+
+
 def is_forced(kernel: Kernel) -> bool:
     """Return whether it is a configuration for a way that tiny problems do not take: it gets fewer of them than the shipped one."""
-    return not kernel.changed_tunables.keys().isdisjoint((*_TILE_TUNABLES, *_LOW_LIMITS, *_HIGH_LIMITS))
+    return has_low_grid(kernel) or not kernel.changed_tunables.keys().isdisjoint((*_TILE_TUNABLES, *_LOW_LIMITS, *_HIGH_LIMITS))
 
 
 def tiles(kernel: Kernel) -> dict[str, int]:
@@ -345,9 +419,9 @@ def tails(kernel: Kernel, dtype: str, refused: Refused = lambda _: None) -> list
     called with each that it can do no variant of.
     """
     found: dict[Problem, None] = {}
-    declared = {quantity: (tile - 1, tile, tile + 1, 2 * tile + 1) for quantity, tile in tiles(kernel).items()}
+    known = {quantity: (tile - 1, tile, tile + 1, 2 * tile + 1) for quantity, tile in tiles(kernel).items()}
     unknown = {quantity: sizes[-1:] if is_forced(kernel) else sizes for quantity, sizes in _UNKNOWN_TILES.items()}
-    for quantity, sizes in {**unknown, **declared}.items():
+    for quantity, sizes in {**unknown, **known}.items():
         for size in sizes:
             if quantity.endswith("voxels"):
                 one = Problem(1, 1, 1, (1, 1, max(1, size)), (1, 1, 2))
@@ -485,8 +559,8 @@ def _wider(problem: Problem) -> Iterator[Problem]:
 def fitting(kernel: Kernel, problem: Problem, dtype: str) -> Problem | None:
     """Return the first variant of the problem that the kernel can do, or None."""
     tables = (kernel.tunables, kernel.specialize, kernel.constants, kernel.restrictions, kernel.workspace)
-    declared = (kernel.dtypes, kernel.launches, *(tuple(table.items()) for table in tables))
-    asked = (declared, problem, dtype)  # mutants of a kernel, and its configurations, ask again and again
+    tables_of = (kernel.dtypes, kernel.launches, *(tuple(table.items()) for table in tables))
+    asked = (tables_of, problem, dtype)  # mutants of a kernel, and its configurations, ask again and again
     if asked not in _FITS:
         if len(_FITS) >= _MOST_FITS:
             _FITS.clear()
@@ -527,5 +601,6 @@ def reproduce(example: Example, backend: str, sanitize: str | None) -> str:
     what = kernel.name if kernel.path is None or (shipped is not None and shipped.path == kernel.path) else str(kernel.path)
     options = [f"--sanitize {sanitize}"] if sanitize else []
     options += [f"--tunable {name}={value}" for name, value in kernel.changed_tunables.items()]
+    options += [f"--grid-limit {_LOW_GRID}"] if has_low_grid(kernel) else []
     options += [f"--problem {example.problem} --dtype {example.dtype} --kind {example.kind} --seed {example.seed}"]
     return " ".join([f"convt3d check {shlex.quote(what)} --backend {backend}", *options])

@@ -11,8 +11,9 @@ from ...problem import Problem
 # What a check runs, and may be unable to run, in groups.
 NAMED, TILES, DRAWN = "named problems", "problems of tiles and layouts", "drawn problems"
 CORNERS, SEARCHED = "problems at corners of the declaration", "problems of values to search"
-FAR_PROBLEMS, FAR_STRIDES = "far problems", "problems with far strides"
+FAR_PROBLEMS, FAR_STRIDES, FAR_WORKSPACES = "far problems", "problems with far strides", "problems with far workspaces"
 RACES = "problems under the thread sanitizer"
+_MOST_SHOWN = 4  # operations of a declaration
 KIND, SECOND_RUNS = "kinds of tensors", "second runs"
 
 
@@ -47,6 +48,7 @@ class CheckReport:
         features: named classes of the parameter space, and how many of the distinct problems lie in each.
         missing: classes that apply to the kernel and were not reached.
         not_applicable: classes of which the kernel's restrictions allow no problem.
+        one_way: comparisons, `min` and `max` of the declaration that went one way for every problem that was looked at.
         worst_ratio, ratios: error over its bound, of the examples of kind "random".
         reproduce: one shell line that runs the counterexample again.
     """
@@ -61,6 +63,7 @@ class CheckReport:
     untried: dict[str, dict[str, int]] = field(default_factory=dict)
     features: dict[str, int] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    one_way: list[str] = field(default_factory=list)
     not_applicable: list[str] = field(default_factory=list)
     worst_ratio: float = 0.0
     ratios: list[float] = field(default_factory=list)
@@ -68,24 +71,24 @@ class CheckReport:
     counterexample: Counterexample | None = None
     reproduce: str | None = None
 
-    def leave_out(self, group: str, reason: str) -> None:
+    def leave_out(self, group: str, reason: str, count: int = 1) -> None:
         """Count something of a group that was not run."""
         reason, reasons = reason.removeprefix(f"{self.kernel}: "), self.untried.setdefault(group, {})
         shape = re.sub(r"\d+", "", reason)
         known = next((other for other in reasons if re.sub(r"\d+", "", other) == shape), reason)
-        reasons[known] = reasons.get(known, 0) + 1
+        reasons[known] = reasons.get(known, 0) + count
 
     @property
     def no_far(self) -> str | None:
-        """Why no tensor past 2^32 elements was tried, by size or by strides, though the check was to try some; None if one was."""
-        if FAR_PROBLEMS in self.tried or FAR_STRIDES in self.tried or FAR_PROBLEMS not in self.untried:
+        """Why no tensor of more than 2^31 elements was tried, though the check was to try some; None if one was."""
+        if FAR_PROBLEMS in self.tried or FAR_PROBLEMS not in self.untried:
             return None
         reasons = self.untried[FAR_PROBLEMS]
         return max(reasons, key=lambda reason: reasons[reason])
 
     @property
     def verdict(self) -> str:
-        """"passed" or "FAILED", and that no far problem was tried where that is so."""
+        """"passed" or "FAILED", and that no far problem was tried where that is so, though far strides may have been."""
         if not self.passed:
             return "FAILED"
         return "passed" if self.no_far is None else f"passed, but no far problem could be tried: {self.no_far}"
@@ -105,6 +108,9 @@ class CheckReport:
             lines.append(f"  not applicable (the kernel refuses them): {', '.join(self.not_applicable)}")
         if self.missing:
             lines.append(f"  MISSED: {', '.join(self.missing)}")
+        if self.one_way:
+            more = f" and {len(self.one_way) - _MOST_SHOWN} more" * (len(self.one_way) > _MOST_SHOWN)
+            lines.append(f"  of the declaration only one way was tried of {'; '.join(self.one_way[:_MOST_SHOWN])}{more}")
         if not self.examples:
             lines.append("  nothing was run: the kernel refuses every problem that was drawn")
         return "\n".join([*lines, *self._left_out()])

@@ -9,7 +9,7 @@ Where the strides are what passes 2^32, a tiny problem does: its elements lie th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -41,6 +41,9 @@ _MOST_BLOCK_ELEMENTS = {"fprop": 2**17, "dgrad": 2**17, "wgrad": 2**20}
 _MOST_TERMS = 2**28  # of all sums in the blocks of a launch
 _NEAR_CHANNELS, _NEAR_VOXELS, _NEAR_WRITTEN = 64, 1024, 2048  # about as many of them are not zero
 _MOST_PACKING = 2**15  # threads of a launch over no volumes, all blocks of which are run
+_LARGE_VOLUME, _ROWS = 2**27, 1024  # voxels of one that has 2^31 bytes in cells of 16, and its rows
+# Channels of a group, in place of a far problem's own: of tiles of each width, and so many that a sum may be split.
+_OUTPUTS, _INPUTS = (1, 8, 24, 48, 64, 200), (64, 2048)
 _VOLUMES = ("input", "output", "grad_input", "grad_output")
 # Elements between neighbours: either half of it, taken alone, leads to another page.
 _APART = 2**32 + 2**13
@@ -112,6 +115,75 @@ def _of_many_copies(pass_name: str) -> list[Problem]:
     ]
 
 
+def far_variants(problem: Problem) -> Iterator[Problem]:
+    """Yield far problems near one, for workspaces that it does not fill and launches that it does not need.
+
+    They have two classes of rows, rows that overlap, another number of output channels, or more channels to sum up.
+    """
+    d, _, w = problem.kernel_size
+    groups = problem.groups
+    rows = [problem, replace(problem, kernel_size=(d, 2, w), stride=(problem.stride[0], 2, problem.stride[2]))]
+    for shape in (*rows, replace(problem, kernel_size=(d, 3, w), stride=(problem.stride[0], 1, problem.stride[2]))):
+        yield shape
+        for name, counts in (("out_channels", _OUTPUTS), ("in_channels", _INPUTS)):
+            for count in counts:
+                changed: dict[str, Any] = {name: groups * count}
+                if groups * count < 2**31:
+                    yield replace(shape, **changed)
+
+
+def largest_accepted(problem: Problem, accepts: Callable[[Problem], bool]) -> Problem | None:
+    """Return a far problem of as many voxels, in the largest volumes that are accepted; None: its volumes are not large, or none is.
+
+    Their rows are long: a kernel may have idle blocks for each row, and those at the end are no more than the last ones that run.
+    """
+    volume = math.prod(problem.input_size)
+    if problem.groups > 1 or volume < _LARGE_VOLUME:
+        return None
+
+    def of(width: int, batch: int = 1) -> Problem:
+        return replace(problem, batch=batch, input_size=(1, _ROWS, width))
+
+    least, most = 0, volume // _ROWS + 1  # the least is accepted, the most is not
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if accepts(of(middle)) else (least, middle)
+    if least * _ROWS < _LARGE_VOLUME:
+        return None
+    found = of(least, -(-problem.batch * volume // (least * _ROWS)))
+    while not accepts(found):
+        found = replace(found, batch=found.batch // 2)
+    return found if largest_tensor(found) >= 2**31 else None
+
+
+def unmet(kernel: Kernel, dtype: str, ran: Sequence[Problem], known: Sequence[Problem]) -> dict[str, list[Problem]]:
+    """Return what of a kernel no far problem that ran has met, each in words, with problems near the known ones that do, small ones first.
+
+    That is each workspace of more than 2^31 units of 16 bytes, or of 2^31 elements where there is none such, and each launch that some
+    problems alone need.
+    """
+    size = DTYPES[dtype].accumulate.itemsize
+    plans = [kernel.plan(problem, dtype) for problem in ran]
+    tried: list[tuple[Problem, Plan]] = []
+    for problem in dict.fromkeys(near for one in known for near in far_variants(one)):
+        if largest_tensor(problem) >= 2**31 and kernel.why_not(problem, dtype) is None:
+            tried.append((problem, kernel.plan(problem, dtype)))
+    tried.sort(key=lambda one: sum(map(math.prod, (one[0].input_shape, one[0].output_shape, one[0].weight_shape))))
+    found: dict[str, list[Problem]] = {}
+    for name in kernel.workspace:
+        for least in (2**35 // size + 1, 2**31 + 1):
+            if any(plan.workspace[name] >= least for plan in plans):
+                break
+            found[f"its workspace {name} has more than 2^31 elements"] = some = [p for p, plan in tried if plan.workspace[name] >= least]
+            if some:
+                break
+    for launch in kernel.launches:
+        of = [any(one.symbol == launch.symbol for one in plan.launches) for plan in (*plans, *(plan for _, plan in tried))]
+        if launch.when is not None and not any(of[: len(plans)]):
+            found[f"{launch.symbol} is launched"] = [p for (p, _), does in zip(tried, of[len(plans) :], strict=True) if does]
+    return found
+
+
 def apart_problem() -> Problem:
     """Return the problem whose elements `verify_far` puts 2^32 elements apart, for kernels that can do no other a multiple of it."""
     return Problem(1, 2, 2, (2, 2, 3), (2, 2, 2), (1, 1, 2), (0, 0, 1))
@@ -156,8 +228,8 @@ def near_problem(problem: Problem, pass_name: str) -> Problem:
 def _smaller(problem: Problem, near: Problem) -> Problem:
     """Return the far problem with so much less of its slowest axis that all tensors have fewer than 2^31 elements."""
     step = -(-largest_tensor(problem) // 2**30)
-    if problem.batch > step:
-        return replace(problem, batch=problem.batch // step)
+    if problem.batch > step or (problem.batch > 1 and largest_tensor(replace(problem, batch=1)) < 2**31):
+        return replace(problem, batch=max(1, problem.batch // step))
     if problem.groups > step:
         groups = problem.groups // step
         per_group = {name: getattr(problem, name) // problem.groups * groups for name in ("in_channels", "out_channels")}
