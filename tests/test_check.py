@@ -566,6 +566,15 @@ def test_sanitizer_reports_are_summarized() -> None:
     assert summarize_report(log) == "ThreadSanitizer: data race at /a/b.cu:12, /a/b.cu:14"
 
 
+@pytest.mark.parametrize("repeated", ["a", "a.cu", "a.cu:1", "a.cu:1: runtime error: ", "ERROR: a", "ERROR: ASanitizer: "])
+def test_a_long_report_is_read_in_time(repeated: str) -> None:
+    log = repeated * (240_000 // len(repeated))
+    begun = time.process_time()
+    summarize_report(log)
+    summarize_report(f"ERROR: ASanitizer: b\n{log}")
+    assert time.process_time() - begun < 2
+
+
 def test_shrinking_ends_at_the_guilty_fields() -> None:
     large = Problem.parse("n2_c4to8_i3x4x5_k3x2x4_s2x3x2_p1_op1_d1x2x3_g2_bias")
     assert str(shrink(large, lambda p: max(p.stride) > 1 and p.groups > 1)) == "n1_c2to2_i1_k1_s1x1x2_g2"
