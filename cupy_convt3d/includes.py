@@ -21,7 +21,7 @@ _BLANK = r"[ \t\v\f\0]"
 _COMMENT_END = r"(?:(?!\*/|/\*).)*\*/"
 _SPACE = rf"(?:{_BLANK}|/\*{_COMMENT_END})*"
 _OPEN = rf"/\*(?!{_COMMENT_END})"
-# One that holds a whole directive counts as one: a file too many does no harm. A match uses up nothing from the `#` on: more may begin there.
+# One that holds a whole directive counts as one: a file too many does no harm. A match ends before the `#`: more may begin behind it.
 _HASH = rf"(?:^|\*/)(?={_BLANK}*(?:#|%:|\?\?=){_SPACE}"
 _NAME = r'(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^<>\n]+)>'
 _DIRECTIVE = re.compile(rf"{_HASH}(?:include_next|include|import|embed){_SPACE}{_NAME}|(?P<macro>\S{{0,200}})))", re.MULTILINE | re.DOTALL)
