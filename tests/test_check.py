@@ -23,7 +23,7 @@ from cupy_convt3d.lab import strategies
 from cupy_convt3d.lab.check import _Search, check, examples
 from cupy_convt3d.lab.check.report import CheckReport
 from cupy_convt3d.lab.check.shrink import shrink
-from cupy_convt3d.lab.run.child import summarize_report
+from cupy_convt3d.lab.run.child import Child, summarize_report
 from cupy_convt3d.lab.run.far import APART_LAYOUTS, far_problems
 from cupy_convt3d.lab.run.verify import Outcome, verify
 from cupy_convt3d.lab.run.worker import Worker
@@ -681,3 +681,13 @@ def test_given_problems_are_all_that_is_checked() -> None:
     refused = check("fprop_depthwise", backend="host", dtypes=["fp32"], problems=problems[1:])
     left_out = sum(count for reasons in refused.untried.values() for count in reasons.values())
     assert not refused.passed and refused.examples == 0 and left_out == 2 * len(kinds_of("fp32"))
+
+
+def test_a_system_that_shows_no_open_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: str) -> list[str]:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(os, "listdir", fails)
+    child = Child(("host", None, True))
+    with pytest.raises(BackendError, match=r"could not run:\nthe system does not show which files are open \(.*mount /proc$"):
+        child.begin()
