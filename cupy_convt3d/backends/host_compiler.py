@@ -18,7 +18,8 @@ from ..limits import share_of_memory
 TIME_LIMIT_S = 600.0
 MOST_BYTES = 512 << 20  # of a file that it writes
 # A shell stands between. It limits the memory (in KiB) and files (in blocks of 512 bytes), and its standard input is a pipe whose other
-# end only we hold: when that closes, however we end, it ends its process group. So a compiler does not outlive us, nor do the processes that it starts (cc1plus, ld).
+# end only we hold: when that closes, however we end, it ends its process group. So a compiler does not outlive us, nor do the processes
+# that it starts (cc1plus, ld).
 _SUPERVISE = """\
 ulimit -v "$1" 2>/dev/null
 ulimit -f "$2" 2>/dev/null
