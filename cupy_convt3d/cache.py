@@ -125,7 +125,7 @@ def _find(name: str, begins: bytes) -> tuple[Path, bytes] | None:
     directories = [cache_directory()]
     if directories[0] == _private:  # what cannot be written may be read
         with contextlib.suppress(RuntimeError):
-            directories.append(_wanted())
+            directories += filter(os.path.isdir, [_wanted()])
     if built := os.environ.get(BUILT_VARIABLE):
         directories.append(_built(Path(built)))
     for directory in directories:
