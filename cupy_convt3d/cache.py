@@ -36,7 +36,10 @@ def cache_directory() -> Path:
     Raises:
         BackendError: it belongs to somebody else or others can write to it; compiled code is run from it.
     """
-    directory = _wanted()
+    try:
+        directory = _wanted()
+    except RuntimeError as error:  # no HOME, and no such user
+        return _temporary(Path("~/.cache/convt3d"), f"cannot be made: {error}")
     if _private is not None and str(directory) in _TOLD:
         return _temporary(directory, "")
     try:
@@ -120,8 +123,9 @@ def _wanted() -> Path:
 def _find(name: str, begins: bytes) -> tuple[Path, bytes] | None:
     _check_name(name)
     directories = [cache_directory()]
-    if directories[0] == _private and os.path.isdir(_wanted()):  # what cannot be written may be read
-        directories.append(_wanted())
+    if directories[0] == _private:  # what cannot be written may be read
+        with contextlib.suppress(RuntimeError):
+            directories += filter(os.path.isdir, [_wanted()])
     if built := os.environ.get(BUILT_VARIABLE):
         directories.append(_built(Path(built)))
     for directory in directories:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,21 @@ _TIME_LIMIT = "seconds after which an example is a hang; a large one has more (d
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 1 if a kernel failed, 2 if the command itself could not be done."""
     _open_closed_files()
+    try:
+        return _run(arguments)
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:  # full: what is left unwritten would change the exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # the exit code says it still
+        print(f"convt3d: {text}", file=sys.stderr)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     received: list[int] = []
     try:
@@ -47,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PASSED
     except (KernelError, BackendError, ProblemError, DataError, OSError) as error:  # OSError: a file cannot be read or written
-        print(f"convt3d: error: {printable(_gone() or str(error))}", file=sys.stderr)
+        _say(f"error: {printable(_gone() or str(error))}")
         return _USAGE
     except KeyboardInterrupt:
-        print("convt3d: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 128 + (received or [signal.SIGINT])[0]
 
 

@@ -16,21 +16,23 @@ from .errors import KernelError, printable
 VARIABLE = "CONVT3D_INCLUDE"  # folders that kernels may include from, besides their own
 
 QUOTED = re.compile(r'^(?P<before>[ \t]*#[ \t]*include[ \t]*)"(?P<name>[^"\n\0]+)"', re.MULTILINE)
-_SPACE = r"(?:[ \t\v\f\0]|/\*(?:(?!\*/).)*\*/)*"
-_HASH = r"(?:#|%:|\?\?=)"
-# Comments may stand between the words. One that holds a whole directive counts as one: a file too many does no harm.
-_DIRECTIVE = re.compile(
-    rf'(?:^|\*/){_SPACE}{_HASH}{_SPACE}(?:include_next|include|import|embed){_SPACE}(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>|(?P<macro>\w+))',
-    re.MULTILINE | re.DOTALL,
-)
-_ASKED = re.compile(rf'__has_(?:include|embed)\w*(?:{_SPACE}\({_SPACE}(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>))?', re.DOTALL)
+_BLANK = r"[ \t\v\f\0]"
+# Comments may stand between the words. One that holds another `/*` is refused there: so each is read once, whatever a text is made of.
+_COMMENT_END = r"(?:(?!\*/|/\*).)*\*/"
+_SPACE = rf"(?:{_BLANK}|/\*{_COMMENT_END})*"
+_OPEN = rf"/\*(?!{_COMMENT_END})"
+# One that holds a whole directive counts as one: a file too many does no harm. A match ends before the `#`: more may begin behind it.
+_HASH = rf"(?:^|\*/)(?={_BLANK}*(?:#|%:|\?\?=){_SPACE}"
+_NAME = r'(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^<>\n]+)>'
+_DIRECTIVE = re.compile(rf"{_HASH}(?:include_next|include|import|embed){_SPACE}{_NAME}|(?P<macro>\S{{0,200}})))", re.MULTILINE | re.DOTALL)
+_ASKED = re.compile(rf"__has_(?:include|embed)(?=(?:_next)?(?:{_SPACE}\({_SPACE}{_NAME}))?)", re.DOTALL)
 # What stands before one that asks for no file, only whether the compiler has such a thing.
-_WHETHER = re.compile(rf"{_SPACE}{_HASH}{_SPACE}(?:ifn?def{_SPACE}|(?:el)?if\b.*\bdefined{_SPACE}\(?{_SPACE})", re.DOTALL)
+_WHETHER = re.compile(rf"{_SPACE}(?:#|%:|\?\?=){_SPACE}(?:ifn?def{_SPACE}|(?:el)?if\b.*\bdefined{_SPACE}\(?{_SPACE})", re.DOTALL)
 # With the name of a file: a compiler's messages would quote its lines. The operands of `#line` may be macros, those of `# 1` not.
 _RENAMED = re.compile(
-    rf'(?:^|\*/){_SPACE}{_HASH}{_SPACE}(?:line\b(?!{_SPACE}\d+{_SPACE}(?:\n|\Z|//))|\d[\w\'.]*{_SPACE}\w*")',
-    re.MULTILINE | re.DOTALL,
+    rf"{_HASH}(?:line\b(?!{_SPACE}\d+{_SPACE}(?:\n|\Z|//))|\d[\w'.]*(?![\w'.]){_SPACE}(?:\w*\"|{_OPEN})))", re.MULTILINE | re.DOTALL
 )
+_UNREAD = re.compile(rf"{_HASH}{_OPEN})", re.MULTILINE | re.DOTALL)
 _LONE_RETURN = re.compile(r"\r(?!\n)")
 _SPLICE = re.compile(r"\\[ \t\v\f\0]*\n")  # of two lines, in the middle of a word too
 _STAND_INS = {True: "convt3d/host/shim", False: "convt3d/standard"}  # for the headers of CUDA and C++, on the host and for NVRTC
@@ -111,7 +113,7 @@ def _names(text: str) -> tuple[Names, bool]:
     """Return what a text includes, each name with whether it stands in quotes, and whether it includes by a macro's name."""
     found = _directives(text)
     names = dict.fromkeys((m["quoted"] or m["angled"], m["quoted"] is not None) for m in found if m["quoted"] or m["angled"])
-    return tuple(names), any(m.groupdict().get("macro") for m in found)
+    return tuple(names), any(m.groupdict().get("macro") is not None for m in found)
 
 
 def _directives(text: str) -> list[re.Match[str]]:
@@ -143,17 +145,22 @@ def require_inside(text: str, shown: str, file: Path | None = None, folder: Path
         raise KernelError(f"{where}:{_line(text, lone)}: a carriage return with no newline behind it; end lines with a newline")
     if renamed := _RENAMED.search(joined):
         raise KernelError(f"{where}:{_line(joined, renamed)}: a #line may have a number alone, not a file's name or a macro")
+    if unread := _UNREAD.search(joined):
+        raise KernelError(f"{where}:{_line(joined, unread)}: a comment behind a # must end, and hold no other /*")
     for asked in _ASKED.finditer(joined):
         before = joined[joined.rfind("\n", 0, asked.start()) + 1 : asked.start()]
         if not (asked["quoted"] or asked["angled"] or _WHETHER.fullmatch(before)):
             raise KernelError(f"{where}:{_line(joined, asked)}: __has_include could be of any file; write the file's own name behind it")
+    allowed: set[tuple[str, bool]] = set()
     for match in _directives(text):
-        name, in_quotes, by_macro = match["quoted"] or match["angled"], match["quoted"] is not None, match.groupdict().get("macro")
-        why = "by a macro could be any file; write the file's own name" if by_macro else _outside(name, in_quotes, file, folder)
-        if why is not None:
-            word = by_macro or name
-            line = next((number for number, row in enumerate(text.split("\n"), 1) if word in row and "define" not in row), 1)
-            raise KernelError(f"{where}:{line}: #include of {printable(word, 200)} {why}")
+        name, in_quotes, macro = match["quoted"] or match["angled"], match["quoted"] is not None, match.groupdict().get("macro")
+        if macro is not None:
+            what = f"#include of {printable(macro, 200)} by a macro could be any file; write the file's own name"
+            raise KernelError(f"{where}:{_line(joined, match)}: {what}")
+        if (name, in_quotes) not in allowed and (why := _outside(name, in_quotes, file, folder)) is not None:
+            line = next((number for number, row in enumerate(text.split("\n"), 1) if name in row and "define" not in row), 1)
+            raise KernelError(f"{where}:{line}: #include of {printable(name, 200)} {why}")
+        allowed.add((name, in_quotes))
 
 
 def _line(text: str, match: re.Match[str]) -> int:

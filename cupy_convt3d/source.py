@@ -76,7 +76,7 @@ def code_digest(kernel: Kernel) -> str:
 
 
 _DEFAULT = re.compile(r"^#ifndef (\w+)\n#define \1 .*\n#endif", re.MULTILINE)
-_COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
+_COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 
 
 @lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import pwd
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupy_convt3d import cache, files
+from cupy_convt3d import cache, cli, files, scratch
 from cupy_convt3d.backends import host
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.host import HostBackend
@@ -345,6 +346,65 @@ def test_the_compiler_has_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(host_compiler, "share_of_memory", lambda: 16 << 20)
     done = host_compiler.run_compiler([host.compiler(), "-x", "c++", "-c", "-o", "/dev/null", "-"], "int one;\n")
     assert done.returncode != 0
+
+
+def test_the_compilers_files_have_a_greatest_size(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupy_convt3d.backends import host_compiler
+    from cupy_convt3d.errors import CompileError
+
+    assert computes()  # makes the headers that every kernel includes
+    monkeypatch.setattr(host_compiler, "MOST_BYTES", 4 << 20)
+    for more in ("__attribute__((used)) volatile char big[8 << 20] = {1};", "alignas(8 << 20) static volatile char a = 1; auto p = &a;"):
+        with pytest.raises(CompileError, match="a file that the compiler writes would be larger than 4194304 bytes"):
+            HostBackend().library(Instance(Kernel.from_source(f"{TEXT}{more}\n", "big"), "fp32"))
+    assert not list(own.glob("big-*"))
+    assert computes(name="small")
+
+
+@pytest.mark.parametrize("what", ["pipe", "garbage", "folder", "link", "compiled pipe", "compiled folder", "a pipe in its place"])
+def test_headers_that_are_none_are_made_again(own: Path, what: str) -> None:
+    assert computes()
+    header = next(own.glob("headers-*/all.h"))
+    text, place = header.read_text(), Path(f"{header}.gch") if "compiled" in what else header
+    if what == "a pipe in its place":
+        scratch.remove(place := header.parent)
+    else:
+        place.unlink()
+    if "pipe" in what:
+        os.mkfifo(place)
+    elif "folder" in what:
+        place.mkdir()
+    elif what == "link":
+        place.symlink_to("/dev/zero")
+    else:
+        place.write_text("#error garbage\n")
+    made = subprocess.run([sys.executable, "-c", COMPILE], timeout=100, check=False)
+    assert made.returncode == 0
+    assert header.read_text() == text and Path(f"{header}.gch").is_file()
+
+
+COMPILE = f"""
+from cupy_convt3d.backends.host import HostBackend
+from cupy_convt3d.kernel import Kernel
+from cupy_convt3d.source import Instance
+
+HostBackend().library(Instance(Kernel.from_source({TEXT!r}, 'other'), 'fp32'))
+"""
+
+
+def test_a_user_without_a_home_has_a_temporary_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that was started with `--user`: no HOME, and no line in the passwd file."""
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    for variable in ("HOME", "XDG_CACHE_HOME", "CONVT3D_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.warns(CacheWarning, match="cannot be made: .*home"):
+        assert computes()
+    assert cache.cache_directory() == cache._private
+    assert cli.main(["info"]) == 0
 
 
 @pytest.mark.nvrtc

@@ -25,7 +25,7 @@ from cupy_convt3d.lab import strategies
 from cupy_convt3d.lab.check import _Search, check, examples
 from cupy_convt3d.lab.check.report import CheckReport
 from cupy_convt3d.lab.check.shrink import shrink
-from cupy_convt3d.lab.run.child import summarize_report
+from cupy_convt3d.lab.run.child import Child, summarize_report
 from cupy_convt3d.lab.run.far import APART_LAYOUTS, far_problems
 from cupy_convt3d.lab.run.verify import ALIKE, Outcome, _Example, _layouts_of, executor_on, verify
 from cupy_convt3d.lab.run.worker import Worker
@@ -734,6 +734,15 @@ def test_sanitizer_reports_are_summarized() -> None:
     assert summarize_report(log) == "ThreadSanitizer: data race at /a/b.cu:12, /a/b.cu:14"
 
 
+@pytest.mark.parametrize("repeated", ["a", "a.cu", "a.cu:1", "a.cu:1: runtime error: ", "ERROR: a", "ERROR: ASanitizer: "])
+def test_a_long_report_is_read_in_time(repeated: str) -> None:
+    log = repeated * (240_000 // len(repeated))
+    begun = time.process_time()
+    summarize_report(log)
+    summarize_report(f"ERROR: ASanitizer: b\n{log}")
+    assert time.process_time() - begun < 2
+
+
 def test_shrinking_ends_at_the_guilty_fields() -> None:
     large = Problem.parse("n2_c4to8_i3x4x5_k3x2x4_s2x3x2_p1_op1_d1x2x3_g2_bias")
     assert str(shrink(large, lambda p: max(p.stride) > 1 and p.groups > 1)) == "n1_c2to2_i1_k1_s1x1x2_g2"
@@ -840,3 +849,13 @@ def test_given_problems_are_all_that_is_checked() -> None:
     refused = check("fprop_depthwise", backend="host", dtypes=["fp32"], problems=problems[1:])
     left_out = sum(count for reasons in refused.untried.values() for count in reasons.values())
     assert not refused.passed and refused.examples == 0 and left_out == 2 * len(kinds_of("fp32"))
+
+
+def test_a_system_that_shows_no_open_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: str) -> list[str]:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(os, "listdir", fails)
+    child = Child(("host", None, True))
+    with pytest.raises(BackendError, match=r"could not run:\nthe system does not show which files are open \(.*mount /proc$"):
+        child.begin()

@@ -67,6 +67,13 @@ def test_closed_standard_files(closed: str, tmp_path: Path) -> None:
     assert failing.returncode == 2 and "Traceback" not in failing.stderr + failing.stdout
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no file that is full")
+@pytest.mark.parametrize("arguments", ["check nobody", "check --unknown"])
+def test_an_error_that_cannot_be_written_is_an_exit_code_still(arguments: str) -> None:
+    command = f"exec {sys.executable} -m cupy_convt3d {arguments} 2>/dev/full"
+    assert subprocess.run(["sh", "-c", command], capture_output=True, check=False, cwd=ROOT).returncode == 2
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

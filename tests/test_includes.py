@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from cupy_convt3d.backends.host import _EVERY_KERNELS, HostBackend, compiler
 from cupy_convt3d.errors import KernelError
 from cupy_convt3d.kernel import Kernel
 from cupy_convt3d.registry import kernel
-from cupy_convt3d.source import Instance, code_digest, headers_of, include_directory
+from cupy_convt3d.source import Instance, code_alone, code_digest, headers_of, include_directory
 
 WAYS = {
     '#include "a.cuh"': {"a.cuh"},
@@ -149,6 +151,13 @@ REFUSED = {
     '#include "/dev/stdin"': OUTSIDE,
     "#include </etc//passwd>": OUTSIDE,
     "#define NAME </etc/passwd>\n#include NAME": "by a macro could be any file",
+    '#define $f "/etc/passwd"\n#include $f': "by a macro could be any file",
+    '#define \\u00e9x "/etc/passwd"\n#include \\u00e9x': "by a macro could be any file",
+    '#define \u00e9 "/etc/passwd"\n%:import \u00e9': "by a macro could be any file",
+    '#define $f(x) "/etc/passwd"\n#include /* of */ $f(1)': "by a macro could be any file",
+    '#include R"(/etc/passwd)"': "by a macro could be any file",
+    "#include /* /* */ </etc/passwd>": "by a macro could be any file",
+    '/*\n#include "x*/ #include "/etc/passwd"': OUTSIDE,
     '#  /* a */ inc\\\nlude /* b */ "{outside}/one.h"': OUTSIDE,
     '%:include "{outside}/one.h"': OUTSIDE,
     '#if 1 //\n#import "{outside}/one.h"\n#endif': OUTSIDE,
@@ -185,6 +194,9 @@ REFUSED_TOO = {
     '%:line 2 /*\n*/ "/dev/zero"': NO_FILE,
     '#define AT 2 "/etc/passwd"\n#line AT': NO_FILE,
     '#define FILE "/etc/passwd"\n#line 2 FILE': NO_FILE,
+    '#define $f "/etc/passwd"\n#line 2 $f': NO_FILE,
+    '# 2 /* /* */ "/etc/passwd"': NO_FILE,
+    '# /* /* */ include "/etc/passwd"': "a comment behind a # must end, and hold no other",
     '#if __has_include/**/("/etc/passwd")\n#endif': "#include of /etc/passwd lies outside",
     '#define F "/etc/passwd"\n#if __has_include(F)\n#endif': ANY_FILE,
     '#define F "/etc/passwd"\n#if __has_include /**/ (F) /**/ ("own.h")\n#endif': ANY_FILE,
@@ -202,6 +214,24 @@ def test_a_kernel_has_no_files_named_to_the_compiler(tmp_path: Path, text: str) 
         Kernel.from_file(path)
     with pytest.raises(KernelError, match=rf"k\.cu:\d+: {REFUSED_TOO[text]}"):
         Kernel.from_source(f"{SOURCE}{text}\n{BODY}", "k")
+
+
+REPEATED = (
+    *("/*\n", "/*", "#/*\n", "#/*", "#/**/", "/*\n#/**/ ", "*/#/*", "*/#include<", "#include <a>\n"),
+    *("#line 1/*", "# 1", "__has_include/*", "__has_include(<", "#if defined(__has_include) &&"),
+)
+
+
+@pytest.mark.parametrize("repeated", REPEATED)
+def test_a_long_text_is_read_in_time(repeated: str) -> None:
+    begun = time.process_time()
+    for end in ("", "*/"):
+        text = repeated * ((1 << 20) // len(repeated)) + end
+        with contextlib.suppress(KernelError):
+            includes.require_inside(text, "k.cu")
+        includes._names(text)
+        code_alone(text)
+    assert time.process_time() - begun < 8
 
 
 def test_what_names_no_file_is_no_harm() -> None:

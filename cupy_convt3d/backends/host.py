@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -22,13 +23,14 @@ from pathlib import Path
 
 from .. import architecture, cache, scratch
 from ..errors import BackendError, CompileError, LaunchError, shown
+from ..files import read_bytes
 from ..includes import headers, tree
 from ..kernel import MAX_THREADS, PlannedLaunch, without_comments
 from ..limits import cores
 from ..source import Instance, headers_of, include_directory, shown_places
 from . import refusals
 from .base import Arguments, Backend, Module, Packed
-from .host_compiler import environment_of_compiler, run_compiler
+from .host_compiler import environment_of_compiler, run_compiler, wrote_too_much
 from .host_source import host_unit
 
 # --sanitize NAME: compiler flags, the runtime to preload into Python, and the options that make it stop and say so.
@@ -370,7 +372,8 @@ def _precompiled(instance: Instance, flags: Sequence[str], text: str) -> Path | 
     folder = cache.cache_directory().absolute() / f"headers-{key}"
     header = folder / "all.h"
     with cache.making(folder.name):
-        if not header.exists():
+        if not _is_whole(header, text):
+            scratch.remove(folder)
             begun = f".new-{folder.name}-"
             for killed in folder.parent.glob(f"{begun}*"):  # whoever has the lock is the only one
                 scratch.remove(killed)
@@ -381,7 +384,17 @@ def _precompiled(instance: Instance, flags: Sequence[str], text: str) -> Path | 
                 command = [path, *flags, *more, "-x", "c++-header", str(draft), "-o", f"{draft}.gch"]
                 run_compiler(command, what="the headers that every kernel includes")  # without it the header itself is taken
                 os.rename(temporary, folder)
-    return header if header.exists() else None
+    return header if _is_whole(header, text) else None
+
+
+def _is_whole(header: Path, text: str) -> bool:
+    """Whether a header has that text, and its precompiled form is a regular file where there is one: a compiler would wait for a pipe."""
+    compiled = Path(f"{header}.gch")
+    try:
+        is_regular = stat.S_ISREG(header.lstat().st_mode) and (not os.path.lexists(compiled) or stat.S_ISREG(compiled.lstat().st_mode))
+        return is_regular and read_bytes(header) == text.encode()
+    except OSError:
+        return False
 
 
 @lru_cache(maxsize=1)
@@ -397,6 +410,8 @@ def _processor() -> str:
 
 def _compile_error(instance: Instance, log: str) -> CompileError:
     """Return the error for a compiler's log: one sentence where the host lacks what the kernel asks for, else the compiler's words."""
+    if (why := wrote_too_much(log)) is not None:
+        return CompileError(f"{instance}: {why}\n{log.strip()[:8000]}")
     files = set(instance.texts)
     found = refusals.from_log(log, instance.kernel.path is not None)
     if found is None or found[0][0] not in files:

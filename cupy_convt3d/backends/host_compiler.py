@@ -1,9 +1,10 @@
-"""The host's compiler as a process with limits: of memory and time, and it ends with whoever started it, with all that it started."""
+"""The host's compiler as a process with limits: of memory, time and the size of files. It ends with whoever started it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -15,12 +16,15 @@ from ..errors import CompileError
 from ..limits import share_of_memory
 
 TIME_LIMIT_S = 600.0
-# A shell stands between. It limits the memory (in KiB), and its standard input is a pipe whose other end only we hold: when that closes,
-# however we end, it ends its process group. So a compiler does not outlive us, nor do the processes that it starts (cc1plus, ld).
+MOST_BYTES = 512 << 20  # of a file that it writes
+# A shell stands between. It limits the memory (in KiB) and files (in blocks of 512 bytes), and its standard input is a pipe whose other
+# end only we hold: when that closes, however we end, it ends its process group. So a compiler does not outlive us, nor do the processes
+# that it starts (cc1plus, ld).
 _SUPERVISE = """\
 ulimit -v "$1" 2>/dev/null
-unit=$2
-shift 2
+ulimit -f "$2" 2>/dev/null
+unit=$3
+shift 3
 exec 3<&0
 "$@" <"/dev/fd/$unit" 3<&- &
 compiler=$!
@@ -36,6 +40,18 @@ exit $status
 def environment_of_compiler() -> dict[str, str]:
     """Return ours without a sanitizer's runtime, which is for our own process: it reserves more addresses than a compiler may have."""
     return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+
+
+def wrote_too_much(log: str) -> str | None:
+    """Return what is said where a compiler, or a program that it runs, has ended at the limit of a file's size; None if none has."""
+    if "File size limit exceeded" not in log and "File too large" not in log:
+        return None
+    return f"a file that the compiler writes would be larger than {_most_bytes()} bytes, the most that it may have"
+
+
+def _most_bytes() -> int:
+    own = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return MOST_BYTES if own == resource.RLIM_INFINITY else min(MOST_BYTES, own)
 
 
 def run_compiler(
@@ -59,7 +75,7 @@ def run_compiler(
             environment["TMPDIR"] = temporary  # a compiler that is killed leaves its files there
             file.write(unit.encode(errors="surrogateescape"))
             file.seek(0)
-            arguments = (str(share_of_memory() >> 10), str(file.fileno()), *command)
+            arguments = (str(share_of_memory() >> 10), str(_most_bytes() >> 9), str(file.fileno()), *command)
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _SUPERVISE, "sh", *arguments],
                 stdin=lifeline,

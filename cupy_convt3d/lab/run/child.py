@@ -291,9 +291,9 @@ class Child(Executor):
 
 def summarize_report(log: str) -> str | None:
     """Return one line for a sanitizer's report: the kind of error and the lines of the kernel it names; None if there is none."""
-    kinds = (
+    kinds = (  # words are read from their beginning, each once
         r"(?:ERROR|WARNING): (?P<tool>\w+Sanitizer): (?P<what>[\w-]+(?: race)?)",
-        r"(?P<place>[^\s:]+\.cuh?:\d+):\d+: runtime error: (?P<error>[^\n]*)",
+        r"(?<![^\s:])(?P<place>[^\s:]+\.cuh?:\d+):\d+: runtime error: (?P<error>[^\n]*)",
     )
     for pattern in kinds:
         match = re.search(pattern, log)
@@ -301,7 +301,7 @@ def summarize_report(log: str) -> str | None:
             continue
         found = match.groupdict()
         rest = log[match.start() :]
-        places = list(dict.fromkeys(re.findall(r"([^\s():]+\.cuh?:\d+)", rest)))[:3]
+        places = list(dict.fromkeys(re.findall(r"(?<![^\s():])[^\s():]+\.cuh?:\d+", rest)))[:3]
         access = re.search(r"\b(READ|WRITE) of size \d+", rest)
         what = found.get("error") or " ".join(filter(None, (found.get("what"), access and f"({access[0]})")))
         tool = found.get("tool") or "UndefinedBehaviorSanitizer"

@@ -6,6 +6,7 @@ temporary ones; the rest of the root file system can be read and not written to.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -56,7 +57,8 @@ def wrap(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[s
     Raises:
         BackendError: the system has nothing that makes one.
     """
-    hidden = _directories(Path.home(), Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/run/user"))
+    home = os.path.expanduser("~")  # "~" itself where there is none
+    hidden = _directories(Path(home), Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/run/user"))
     package = Path(__file__).resolve().parents[2]
     kept = _directories(*map(Path, (sys.prefix, sys.base_prefix)), package, package.parent / "kernels", cache_directory())
     outer = dict(environment)
