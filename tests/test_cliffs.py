@@ -24,8 +24,8 @@ BASES = (
     "n4_c32to32_i16x32x32_k2_s2",
     "n2_c128to64_i8x16x16_k3_p1",
 )
-# What an H200 showed when this last ran there: about 4 times fewer in kernel = stride with 31 or 33 channels in channels_last, and 3.2 times
-# fewer in TF32 with rows of 31 or 33 voxels in NCDHW. The others had no cliff.
+# What an H200 showed when this last ran there: about 4 times fewer in kernel = stride with 31 or 33 channels in channels_last, and 3.2
+# times fewer in TF32 with rows of 31 or 33 voxels in NCDHW. The others had no cliff.
 KNOWN = pytest.mark.xfail(strict=False, reason="odd channels in channels_last")
 CASES = [
     pytest.param(base, precision, marks=[KNOWN] if precision != "fp32" and "_k2_s2" in base else [])
