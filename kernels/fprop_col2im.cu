@@ -206,9 +206,12 @@ constexpr int REST = 40;
 constexpr int REGISTERS = ROWS * COLUMNS * 4 * PARTS + OPERANDS + REST;
 // In fp32 64 sums and four channels of what they are made of fit in 128 up to sm_90; newer architectures would spill.
 #if defined(CONVT3D_FP32) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ <= 900
-constexpr int HALF = 132, TOGETHER = 4;
+constexpr int HALF = 132;
 #else
-constexpr int HALF = 120, TOGETHER = ROWS * COLUMNS == 16 && THREADS == 512 ? 2 : 4;
+constexpr int HALF = 120;
+#endif
+#if defined(CONVT3D_FP32)
+constexpr int TOGETHER = HALF == 120 && ROWS * COLUMNS == 16 && THREADS == 512 ? 2 : 4;
 #endif
 constexpr int RESIDENT = REGISTERS <= 56 ? 1024 : REGISTERS <= 64 ? 768 : REGISTERS <= HALF ? 512 : 256;
 constexpr int BLOCKS = RESIDENT > THREADS ? RESIDENT / THREADS : 1;

@@ -110,10 +110,10 @@ CONVT3D_RUNTIME inline void arrive(Mbarrier* barrier, unsigned bytes, Site site)
   give_way();
 }
 
-// Not part of the runtime to the sanitizers: the bytes are the kernel's.
-inline void copy_bytes(const PendingCopy& copy) {
-  memcpy(copy.target, copy.source, copy.bytes);
-  show_async(static_cast<const char*>(copy.target), copy.bytes);
+// Not part of the runtime to the sanitizers: the bytes are the kernel's. What says where they lie is not: it is on the stack of whoever waits.
+inline void copy_bytes(void* target, const void* source, unsigned bytes) {
+  memcpy(target, source, bytes);
+  show_async(static_cast<const char*>(target), bytes);
 }
 
 // To TSan the copy engine is a thread of its own: whoever waits and does its work here is not ordered before the others that wait.
@@ -127,7 +127,7 @@ CONVT3D_RUNTIME inline void copy_as_engine(const PendingCopy& copy) {
   __tsan_switch_to_fiber(engine, __tsan_switch_to_fiber_no_sync);
 #endif
   tsan_acquire(barrier);
-  copy_bytes(copy);
+  copy_bytes(copy.target, copy.source, copy.bytes);
   tsan_release(barrier);
 #if defined(CONVT3D_TSAN)
   __tsan_switch_to_fiber(waits, __tsan_switch_to_fiber_no_sync);
