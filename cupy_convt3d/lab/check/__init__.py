@@ -517,9 +517,10 @@ class _Search:
             return
         self.worker.kernel, dtype = self.kernel, self.report.dtypes[0]
         kinds = [kind for kind, instance in self.pairs if instance == dtype and kind in KINDS]
-        if kinds and self.corners is not None:
-            self.report.one_way = one_way(self.kernel, dtype)
-        for number, problem in enumerate(self.corners) if kinds else ():
+        corners = self.corners if kinds else []
+        if kinds:
+            self.report.one_way = one_way(self.kernel, dtype)  # of what the search for corners has looked at
+        for number, problem in enumerate(corners):
             yield self.ask(CORNERS, problem, dtype, kinds[0], number if number % 3 == 2 else 0)  # every third in some other layout
 
     def compile_searched(self) -> list[tuple[Instance, Future[Path]]]:

@@ -25,11 +25,11 @@ from ...source import Instance
 from .. import strategies
 from ..check.examples import Example, combinations, configurations, draw_example
 from ..check.shrink import shrink_example
-from ..run.far import FAR
 from ..run.verify import Outcome
 from ..run.worker import Worker
 from ..threads import together
-from .findings import Finding, Journal, current_kernel, differences, finding_of, load, surroundings
+from .findings import Finding, Journal, finding_of, surroundings
+from .findings import replay as replay
 
 _CLASSES = list(strategies.FEATURES)
 _REFUSALS = 1000
@@ -392,40 +392,3 @@ def _drive(run: _Run, count: int, progress: Progress | None) -> None:
     run.measure(start)
     if run.errors:
         raise run.errors[0]
-
-
-@dataclass
-class Replayed:
-    """One finding run again: `outcome` is None where the kernel is gone or can no longer do it; `warnings` say what changed."""
-
-    finding: Finding
-    outcome: Outcome | None
-    warnings: list[str]
-
-    def __str__(self) -> str:
-        if self.outcome is None:
-            return f"{self.finding.kernel}: cannot be run any more"
-        return f"{self.finding.kernel}: {'passes now' if self.outcome.ok else f'still fails: {self.outcome.message}'}"
-
-
-def replay(findings: str | Path, time_limit_s: float = 10.0) -> list[Replayed]:
-    """Run every finding of a file once more, on the backend and under the sanitizer it was found with.
-
-    Raises:
-        FindingsError: the file is missing or damaged.
-        CompileError, BackendError: the backend cannot be had.
-    """
-    found, pending, recorded = load(Path(findings))
-    now, results = surroundings(), []
-    for finding in [*found, *pending]:
-        kernel = current_kernel(finding)
-        outcome = None
-        with contextlib.suppress(KernelError):
-            if kernel is not None:
-                example = finding.example(kernel)
-                with Worker(example.kernel, finding.backend, finding.sanitize, time_limit_s) as worker:
-                    if example.kind != FAR:  # which has more to do than fits into any limit
-                        worker.time_limit_s = limits.time_limit_s(example.problem, time_limit_s)
-                    outcome = worker.verify(example.problem, example.dtype, example.kind, example.seed)
-        results.append(Replayed(finding, outcome, differences(recorded, now, finding, kernel)))
-    return results
