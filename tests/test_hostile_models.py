@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from selection import some
@@ -23,6 +24,7 @@ from cupy_convt3d import scratch
 from cupy_convt3d.cli import main
 from cupy_convt3d.errors import KernelError
 from cupy_convt3d.lab import kernelbench
+from cupy_convt3d.lab.kernelbench import judge
 
 torch = pytest.importorskip("torch")
 
@@ -115,6 +117,12 @@ def test_the_verdict(
     kept = {str(path) for path in scratch.folder().glob("kernelbench-*")}
     assert kept <= {supervisor._folder} and not any(map(os.listdir, kept))
     assert not list(tmp_path.iterdir()), "it has no business in the folder of whoever calls"
+
+
+def test_rounding_near_many_borders_is_no_wrong_result(supervisor: kernelbench.Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For these values `Model` rounds each number as fp64 does, and four are so near a half that another order of the sum does not."""
+    monkeypatch.setattr(judge, "secrets", SimpleNamespace(randbits=lambda bits: 243141361658750692, randbelow=lambda end: 0))
+    examine(FOLDER / "model_honest_order_of_sums.py", "cpu", supervisor)
 
 
 @pytest.mark.gpu

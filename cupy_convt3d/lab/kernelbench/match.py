@@ -203,13 +203,17 @@ class Match:
                 flat[index] = low if flat[index].long() == high else high
         return nudged
 
-    def shaken(self, inputs: Values, seed: int) -> Values:
-        """Return floats that are off by as much as `ERROR_RATIO` times their rounding."""
+    def shaken(self, inputs: Values, number: int) -> Values:
+        """Return floats that are off by as much as `ERROR_RATIO` times their rounding: of two draws the second is the first's opposite.
+
+        What is as near to a border as rounding is off crosses it in one of the two.
+        """
         shaken = inputs.clone()
-        generator = torch.Generator(self.device).manual_seed(seed)
+        generator = torch.Generator(self.device).manual_seed(number // 2)
+        sign = 1 - 2 * (number % 2)
         for tensor in filter(torch.Tensor.is_floating_point, shaken.tensors()):
             part = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device=self.device) * 2 - 1
-            tensor.copy_(tensor.double() * (1 + part * min(ERROR_RATIO * torch.finfo(tensor.dtype).eps, 1 / 8)))
+            tensor.copy_(tensor.double() * (1 + sign * part * min(ERROR_RATIO * torch.finfo(tensor.dtype).eps, 1 / 8)))
         return shaken
 
     def compare(self, inputs: Values, what: str, *, timed: bool = False) -> tuple[Output, Output]:
@@ -238,15 +242,18 @@ class Match:
     def _is_rounding(self, found: Output, expected: Output, inputs: Values, truth: Output | None, seed: int) -> bool:
         """Whether what seems wrong is no more than rounding does for these values: a sum near 0, a sign, the order of equals.
 
-        How far Model itself is off may be little by chance; so it is also computed, in fp64, for inputs that are slightly off.
+        How far Model itself is off may be little by chance; so it is also computed, in fp64, for inputs that are slightly off,
+        some in one draw and some in another.
         """
         if self.report.findings or (truth := truth or self._truth(inputs, seed)) is None:
             return False
         if not self.reference.call(inputs, seed=seed, copied=True).is_near(expected):  # it has a state, which is another now
             return False
+        shaken: list[Output] = []
         for number in range(-1, _SHAKES):
             try:
-                shaken = None if number < 0 else self.reference.call(self.shaken(inputs, number), seed=seed, double=True)
+                if number >= 0:
+                    shaken.append(self.reference.call(self.shaken(inputs, number), seed=seed, double=True))
                 judge(found, expected, truth, "", shaken=shaken)
                 return True
             except Wrong as wrong:

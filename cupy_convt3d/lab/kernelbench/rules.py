@@ -7,6 +7,7 @@ that rounding decides: where Model in fp64 gives others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -107,21 +108,20 @@ def judge(
     truth: Output | None,
     what: str,
     baselines: list[float] | None = None,
-    shaken: Output | None = None,
+    shaken: Sequence[Output] = (),
 ) -> list[float]:
     """Raise Wrong unless each tensor is as near to the truth as the baseline; return how far off the baseline is.
 
     Args:
         truth: in fp64; None where there is none.
         baselines: of other inputs, where there is no truth of these.
-        shaken: what Model in fp64 gives for inputs that are off by `ERROR_RATIO` times their rounding.
+        shaken: what Model in fp64 gives for inputs that are off by `ERROR_RATIO` times their rounding, one for each draw.
     """
     known = baselines or [float("nan")] * len(found.tensors())
-    truths = _as_truth(truth, expected)
-    both = zip(truths, _as_truth(shaken, expected) if shaken else truths, strict=True)
+    truths = zip(*(_as_truth(one, expected) for one in (truth, *shaken)), strict=True)
     return [
         _judge(have, want, true, baseline, truth is None, f"{what}{', output' + name if name else ''}")
-        for name, have, want, true, baseline in zip(found.names(), found.tensors(), expected.tensors(), both, known, strict=True)
+        for name, have, want, true, baseline in zip(found.names(), found.tensors(), expected.tensors(), truths, known, strict=True)
     ]
 
 
@@ -131,11 +131,11 @@ def _as_truth(truth: Output | None, expected: Output) -> list[torch.Tensor]:
 
 
 def _judge(
-    found: torch.Tensor, expected: torch.Tensor, truths: tuple[torch.Tensor, torch.Tensor], known: float, untold: bool, what: str
+    found: torch.Tensor, expected: torch.Tensor, truths: Sequence[torch.Tensor], known: float, untold: bool, what: str
 ) -> float:
-    truth, shaken = truths
     if found.is_complex():
-        found, expected, truth, shaken = (torch.view_as_real(t) for t in (found, expected, truth, shaken))
+        found, expected, *truths = (torch.view_as_real(t) for t in (found, expected, *truths))
+    truth, *shaken = truths
     if not found.numel():
         return 0.0
     if not found.dtype.is_floating_point:
@@ -143,13 +143,14 @@ def _judge(
         return 0.0
     eps = torch.finfo(found.dtype).eps
     rounded = truth.to(found.dtype).double()
-    found, expected, truth, shaken = found.double(), expected.double(), truth.double(), shaken.double()
+    found, expected, truth, *shaken = (t.double() for t in (found, expected, truth, *shaken))
     finite = truth.isfinite() & expected.isfinite()
     same = (found == expected) | (found.isnan() & expected.isnan()) | (found == rounded) | (found.isnan() & rounded.isnan())
     _require(same | finite, found, truth, f"{what}: {{}} of {{}} elements are others where Model's are not finite")
     zero = torch.zeros((), dtype=torch.float64, device=found.device)
     true, difference, off = (torch.where(finite, t, zero) for t in (truth, (found - truth).abs(), (expected - truth).abs()))
-    off = torch.maximum(off, torch.where(finite & shaken.isfinite(), (shaken - truth).abs() / ERROR_RATIO, zero))
+    for one in shaken:
+        off = torch.maximum(off, torch.where(finite & one.isfinite(), (one - truth).abs() / ERROR_RATIO, zero))
     largest = float(true.abs().max())
     limit = max(WRONG * max(largest, torch.finfo(torch.float32).tiny), ERROR_RATIO * float(off.max()))
     _require(difference <= limit, found, truth, f"{what}: {{}} of {{}} elements are off by more than {WRONG:g} of the largest")
@@ -168,15 +169,17 @@ def _judge(
     return baseline
 
 
-def _judge_exact(found: torch.Tensor, expected: torch.Tensor, truth: torch.Tensor, shaken: torch.Tensor, what: str) -> None:
+def _judge_exact(found: torch.Tensor, expected: torch.Tensor, truth: torch.Tensor, shaken: Sequence[torch.Tensor], what: str) -> None:
     """Numbers that must be equal, unless rounding decides them, as it does a few of the signs or of the order of sums."""
     if torch.equal(found, expected):
         return
     rounding = expected != truth
-    unsure = rounding | (shaken != truth)
+    unsure = rounding.clone()
+    for one in shaken:
+        unsure |= one != truth
     strays = int(((found != expected) & (found != truth) & ~unsure).sum())
     few = int((found != expected).sum()) <= max(1.0, found.numel() / ERROR_RATIO)
-    if not few or strays > max(ERROR_RATIO * int(rounding.sum()), int(unsure.sum()) / ERROR_RATIO):
+    if not few or strays > max(ERROR_RATIO * int(rounding.sum()), int(unsure.sum()) / ERROR_RATIO / max(len(shaken), 1)):
         _require(found == expected, found, expected, f"{what}: {{}} of {{}} elements are others")
 
 
