@@ -12,7 +12,8 @@ from cupy_convt3d.kernel import Kernel
 
 def some(cases: Iterable[Any], every: int = 3) -> list[Any]:
     """Return all cases, of which one in `every` is for the quick tests."""
-    return [case if number % every == 0 else pytest.param(case, marks=pytest.mark.slow) for number, case in enumerate(cases)]
+    several = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=[] if number % every == 0 else pytest.mark.slow) for number, case in enumerate(several)]
 
 
 def checked(kernel: Kernel) -> tuple[str, ...]:
@@ -26,9 +27,9 @@ def checked(kernel: Kernel) -> tuple[str, ...]:
 
 
 def in_turn(firsts: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
-    """Return all pairs, of which the quick tests have each of the firsts once, with the seconds in turn."""
+    """Return all pairs, of which the quick tests have every other of the firsts once, with the seconds in turn."""
     return [
-        pytest.param(first, second, marks=[] if number % len(seconds) == turn else pytest.mark.slow)
+        pytest.param(first, second, marks=[] if number % 2 == 0 and number // 2 % len(seconds) == turn else pytest.mark.slow)
         for number, first in enumerate(firsts)
         for turn, second in enumerate(seconds)
     ]

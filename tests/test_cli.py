@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from selection import some
 
 from cupy_convt3d import cli
 from cupy_convt3d.errors import printable
@@ -54,7 +55,7 @@ def test_a_report_without_its_extra_says_so(package: str, tmp_path: Path) -> Non
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "1>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", some(["2>&-", "1>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"], 2))
 def test_closed_standard_files(closed: str, tmp_path: Path) -> None:
     arguments = "check fprop_gather --backend host --problem n1_c1to1_i1_k1 --dtype fp32"
     command = f"exec {sys.executable} -m cupy_convt3d {arguments} {closed}"

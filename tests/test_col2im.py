@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from selection import in_turn
+from selection import in_turn, some
 
 from cupy_convt3d.choice import backend_for, given_to
 from cupy_convt3d.lab.run.verify import APART, verify
@@ -34,7 +34,7 @@ TUNABLES: tuple[dict[str, int], ...] = (
 )
 
 
-@pytest.mark.parametrize("tunables", TUNABLES)
+@pytest.mark.parametrize("tunables", some(TUNABLES))
 def test_tails_of_tiles_boxes_and_parts(tunables: dict[str, int], backend: str) -> None:
     kernel = kernels()["fprop_col2im"].replace_tunables(**tunables)
     for dtype in kernel.dtypes:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from selection import some
 from test_architecture import CARDS
 
 from cupy_convt3d import cache
@@ -236,7 +237,7 @@ def test_where_no_template_may_stand_all_is_compiled(before: str, after: str) ->
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("name", ["fprop_patch", "fprop_implicit_gemm_mma", "fprop_col2im", "fprop_rolling_wgmma"])
+@pytest.mark.parametrize("name", some(["fprop_patch", "fprop_implicit_gemm_mma", "fprop_col2im", "fprop_rolling_wgmma"], 2))
 def test_what_a_plan_launches_is_the_same_code_in_a_binary_of_its_own(name: str, empty_cache: None) -> None:
     """So what was measured with either holds for the other."""
     kernel = kernels()[name]

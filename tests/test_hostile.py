@@ -76,7 +76,7 @@ SAID = {
     "write_input": "input was written to",
 }
 QUICK = (
-    *("stop_parent", "forge_replies", "garbage_on_files", "exit_99", "kill_parent", "fork_and_exit", "daemon"),
+    *("forge_replies", "garbage_on_files", "exit_99", "kill_parent", "fork_and_exit", "daemon"),
     *("flood_and_pass_on", "write_input", "fork_in_thread", "forge_through_proc"),
 )
 

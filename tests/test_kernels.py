@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selection import checked
+from selection import checked, some
 
 import cupy_convt3d as ct
 from cupy_convt3d import reference
@@ -29,7 +29,7 @@ BACKENDS: dict[str, Backend] = {}
 CASES = [(name, dtype) for name, kernel in kernels().items() for dtype in kernel.dtypes]
 # On the host the check of every kernel in `test_check.py` begins with the edge problems and ends with drawn ones.
 BESIDE_THE_CHECK = [
-    *(("host", name, dtype) for name, dtype in CASES if dtype not in checked(kernels()[name])),
+    *some(("host", name, dtype) for name, dtype in CASES if dtype not in checked(kernels()[name])),
     *(pytest.param("cuda", name, dtype, marks=pytest.mark.gpu) for name, dtype in CASES),
 ]
 KINDS = dict.fromkeys(WIDE, ("exact", "exact_wide", "random"))
@@ -118,7 +118,8 @@ def test_random_problems(name: str, dtype: str, device: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "peer"), [(name, peer) for name in kernels() for peer in PEERS if refused(name, Problem.parse(PEERS[peer]), "fp32") is None]
+    ("name", "peer"),
+    some((name, peer) for name in kernels() for peer in PEERS if refused(name, Problem.parse(PEERS[peer]), "fp32") is None),
 )
 def test_where_peers_failed(name: str, peer: str, device: Backend) -> None:
     problem = Problem.parse(PEERS[peer])
@@ -231,7 +232,7 @@ TAILS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "what"), dict.fromkeys((name, what) for name, what, _ in TAILS))
+@pytest.mark.parametrize(("name", "what"), some(dict.fromkeys((name, what) for name, what, _ in TAILS)))
 def test_tails(name: str, what: str, device: Backend) -> None:
     kernel, ran = kernels()[name], 0
     for dtype in ("fp32",) if "fp32" in kernel.dtypes else ("tf32", "bf16"):
@@ -256,7 +257,7 @@ def test_patch_tails(tunables: dict[str, int], what: str, device: Backend) -> No
             assert outcome.ok, f"{problem} seed {seed}: {outcome.message}"
 
 
-@pytest.mark.parametrize("what", ["positions", "segments", "channels", "channels of pairs", "stages", "no tap"])
+@pytest.mark.parametrize("what", some(["positions", "segments", "channels", "channels of pairs", "stages", "no tap"], 2))
 @pytest.mark.parametrize(
     "tunables",
     [{"THREAD_QUADS": 1}, {"THREAD_QUADS": 2}, {"MOST_CHANNELS": 8, "BLOCK_WARPS": 8, "CHANNEL_WARPS": 4}, {"STAGES": 2}, {"STAGES": 6}],
@@ -470,7 +471,7 @@ def root_mean_square_error(device: Backend, name: str, problem: Problem, dtype: 
     return float(np.sqrt(np.mean((got - right) ** 2)))
 
 
-@pytest.mark.parametrize("name", [name for name, kernel in kernels().items() if "tf32x3" in kernel.dtypes])
+@pytest.mark.parametrize("name", some([name for name, kernel in kernels().items() if "tf32x3" in kernel.dtypes], 2))
 def test_tf32x3_is_no_less_exact_than_fp32(name: str, device: Backend) -> None:
     """Tensor cores cut off what they add, so a kernel rounds the sums of a few products. fp32: one product after another."""
     done = 0

@@ -71,8 +71,9 @@ def test_a_random_kill_leaves_nothing_and_loses_nothing(name: str, tmp_path: Pat
         log = tmp_path / "log"
         with log.open("wb") as said:
             process = subprocess.Popen(
-                [sys.executable, "-m", "cupy_convt3d", *COMMANDS[name]], cwd=here, env=environment, stdout=said, stderr=said
-            )
+                [sys.executable, "-m", "cupy_convt3d", *COMMANDS[name]], cwd=here, env=environment, stdout=said, stderr=said,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell runs in the background ignores it
+            )  # fmt: skip
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(moment)
             process.send_signal(number)
@@ -115,3 +116,31 @@ except KeyboardInterrupt:
     done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
     *ended, last = done.stdout.splitlines()
     assert sorted(ended[:3]) == ["ended 0", "ended 1", "ended 2"] and len(ended) <= 6 and last == "interrupted", done.stdout
+
+
+def test_a_ctrl_c_ends_a_check_in_its_middle() -> None:
+    """Of a check in a thread of `share` no more examples are run; it would take minutes."""
+    program = """
+import os, signal, time
+from cupy_convt3d import check
+from cupy_convt3d.lab.threads import share
+
+done = []
+
+def show(count, total, what):
+    done.append(count)
+    if count == 20:
+        os.kill(os.getpid(), signal.SIGINT)
+
+def work(jobs):
+    for job in jobs:
+        check(job, backend="host", dtypes=["fp32"], examples=2000, progress=show)
+
+try:
+    share(["fprop_gather", "fprop_tiled"], 1, work)
+except KeyboardInterrupt:
+    print("interrupted", len(done), flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    word, count = done.stdout.split()
+    assert word == "interrupted" and 20 <= int(count) < 2000, done.stdout + done.stderr

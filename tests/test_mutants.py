@@ -148,6 +148,7 @@ def test_mutants_of_a_header_are_judged(monkeypatch: pytest.MonkeyPatch) -> None
     assert report.counts["killed"] >= 1 and report.counts["equivalent"] >= 1, summary(report)
 
 
+@pytest.mark.slow
 def test_a_check_that_lets_mutants_through_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cupy_convt3d.lab.mutants.first_failure", lambda *args, **options: None)
     report = judge_mutants(kernel("fprop_gather"), sample=5)
@@ -163,6 +164,7 @@ def test_machine_code_tells_what_comments_do_not() -> None:
     assert machine_code(same, "fp32") == code != machine_code(other, "fp32")
 
 
+@pytest.mark.slow
 def test_explanations_go_stale_with_their_line(tmp_path: Path) -> None:
     mutant = mutants(kernel("fprop_gather").source)[5]
     row = json.dumps(["fprop_gather", *mutant.key[1:]])

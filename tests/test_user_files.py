@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from selection import some
 
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.host import HostBackend
@@ -161,7 +162,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize("optimize", some([False, True]))
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_the_host_cannot_run_is_named(case: str, optimize: bool) -> None:
     before, code, line, words = REFUSED[case]

@@ -10,11 +10,13 @@ from typing import TypeVar
 
 Job = TypeVar("Job")
 
+_here = threading.local()  # `stopped`, in a thread of `share`
+
 
 def share(jobs: Iterable[Job], workers: int, work: Callable[[Iterator[Job]], None]) -> None:
     """Call `work` in up to so many threads, each time with an iterator over what is left of the jobs.
 
-    The iterators end early when a thread fails, and at a Ctrl-C.
+    The iterators end early when a thread fails, and at a Ctrl-C; a job in which `end_if_stopped` is called ends in its middle.
 
     Raises:
         BaseException: the first error of a thread, or the KeyboardInterrupt, when all threads have ended.
@@ -23,9 +25,14 @@ def share(jobs: Iterable[Job], workers: int, work: Callable[[Iterator[Job]], Non
     for job in jobs:
         waiting.put(job)
     errors: list[BaseException] = []
+    stopped = threading.Event()
+
+    def stop(error: BaseException) -> None:
+        errors.append(error)
+        stopped.set()
 
     def left() -> Iterator[Job]:
-        while not errors:
+        while not stopped.is_set():
             try:
                 job = waiting.get_nowait()
             except queue.Empty:
@@ -33,14 +40,22 @@ def share(jobs: Iterable[Job], workers: int, work: Callable[[Iterator[Job]], Non
             yield job
 
     def run() -> None:
+        _here.stopped = stopped
         try:
             work(left())
         except BaseException as error:
-            errors.append(error)
+            stop(error)
 
-    together([run] * min(workers, waiting.qsize()), errors.append)
+    together([run] * min(workers, waiting.qsize()), stop)
     if errors:
         raise errors[0]
+
+
+def end_if_stopped() -> None:
+    """Raise a KeyboardInterrupt in a thread of `share` that has nothing more to do, since another has failed or at a Ctrl-C."""
+    stopped = getattr(_here, "stopped", None)
+    if stopped is not None and stopped.is_set():
+        raise KeyboardInterrupt
 
 
 def together(

@@ -285,7 +285,7 @@ class _Search:
         threads = sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)
         # Multiply-adds of whole tiles, which are padding for the most part: the twins of matrix instructions do all of them.
         tiles = 0.0
-        if self.kernel.cost and "tf32" in self.kernel.dtypes:
+        if self.kernel.cost and ("fp32" not in self.kernel.dtypes or "tf32" in self.kernel.dtypes):
             names = self.kernel.names(problem, self.dtype, HOST_MULTIPROCESSORS)
             steps, products = (float(evaluate(self.kernel.cost[name], names)) for name in ("steps", "products"))
             tiles = steps * products * math.prod(launches[-1].grid)

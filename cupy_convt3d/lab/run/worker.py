@@ -28,6 +28,7 @@ from ...errors import BackendError, LaunchError, printable
 from ...kernel import Kernel
 from ...problem import Problem
 from ...source import Instance
+from ..threads import end_if_stopped
 from . import process, sandbox, talk
 from .child import COMPILE_LIMIT_S, START_LIMIT_S
 from .far import FAR, explained, verify_far
@@ -175,6 +176,7 @@ class Worker:
 
         What a stranger's kernel has done to its process is no other kernel's: between two of them the process is started anew.
         """
+        end_if_stopped()  # a check of many examples takes a minute
         last, self._last = self._last, kernel
         if self.backend == "host" and not kernel.has_code_of(last) and not (self._is_shipped(kernel) and self._is_shipped(last)):
             self.restart()
