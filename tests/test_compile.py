@@ -180,6 +180,7 @@ def test_bad_commands_say_so(words: list[str], said: str, capsys: pytest.Capture
 A_FEW, MANY_BINARIES = 10, {"fprop_grouped", "fprop_toeplitz_mma"}
 
 
+@pytest.mark.slow
 def test_new_volumes_and_batches_have_few_binaries() -> None:
     """Of a layer that is met with many volumes and batches, in one layout: numbers of `[specialize]` and functions that are launched."""
     generator = random.Random(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,28 @@ import cupy_convt3d as ct
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")  # what torch's databases import
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
-from torch.testing._internal.common_modules import module_db  # noqa: E402
-
-torch.backends.__allow_nonbracketed_mutation_flag = True  # which those forbid to all of the process
 
 nn = torch.nn
-MODULE = next(info for info in module_db if info.module_cls is nn.ConvTranspose3d)
-OPERATOR = next(info for info in op_db if info.name == "nn.functional.conv_transpose3d")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@lru_cache(maxsize=1)
+def databases() -> tuple[Any, Any]:
+    """Return what torch's databases have of its module and of its operator; they take seconds to import."""
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.common_modules import module_db
+
+    torch.backends.__allow_nonbracketed_mutation_flag = True  # which those forbid to all of the process
+    module = next(info for info in module_db if info.module_cls is nn.ConvTranspose3d)
+    return module, next(info for info in op_db if info.name == "nn.functional.conv_transpose3d")
 
 
 def cases(dtype: torch.dtype = torch.float64, grad: bool = False) -> list[tuple[Any, Any, Any, Any]]:
     """Torch's own cases as (torch's module, ours with its state, args, kwargs)."""
     torch.manual_seed(0)
     made = []
-    for case in MODULE.module_inputs_func(MODULE, device="cpu", dtype=dtype, requires_grad=grad, training=True):
+    module, _ = databases()
+    for case in module.module_inputs_func(module, device="cpu", dtype=dtype, requires_grad=grad, training=True):
         args, kwargs = case.constructor_input.args, case.constructor_input.kwargs
         theirs = nn.ConvTranspose3d(*args, **kwargs).to(dtype)
         ours = ct.nn.ConvTranspose3d(*args, **kwargs, backend="host").to(dtype)
@@ -107,17 +114,18 @@ def test_copies_of_torchs_module_database() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_torchs_operator_database(dtype: torch.dtype) -> None:
+    _, operator = databases()
     torch.manual_seed(0)
-    samples = list(OPERATOR.sample_inputs("cpu", dtype, requires_grad=dtype == torch.float64))
+    samples = list(operator.sample_inputs("cpu", dtype, requires_grad=dtype == torch.float64))
     assert len(samples) >= 5
     for sample in samples:
         given = (sample.input, *sample.args)
-        wanted = OPERATOR.op(*given, **sample.kwargs)
+        wanted = operator.op(*given, **sample.kwargs)
         torch.testing.assert_close(ct.conv_transpose3d(*given, **sample.kwargs, backend="torch"), wanted)
         found = ct.conv_transpose3d(*given, **sample.kwargs, backend="host")
         doubles = [value.double() if isinstance(value, torch.Tensor) else value for value in given]
         magnitudes = [value.abs() if isinstance(value, torch.Tensor) else value for value in doubles]
-        assert_rounded_once(found, *(OPERATOR.op(*values, **sample.kwargs) for values in (doubles, magnitudes)))
+        assert_rounded_once(found, *(operator.op(*values, **sample.kwargs) for values in (doubles, magnitudes)))
         if dtype == torch.float64:
             operands = [value for value in given if isinstance(value, torch.Tensor)]
             found, expected = (torch.autograd.grad(y.square().sum(), operands, retain_graph=True) for y in (found, wanted))
@@ -125,16 +133,18 @@ def test_torchs_operator_database(dtype: torch.dtype) -> None:
 
 
 def test_noncontiguous_samples_of_torchs_operator_database() -> None:
-    for sample in OPERATOR.sample_inputs("cpu", torch.float64, requires_grad=False):
+    _, operator = databases()
+    for sample in operator.sample_inputs("cpu", torch.float64, requires_grad=False):
         apart = sample.noncontiguous()
         found = ct.conv_transpose3d(apart.input, *apart.args, **apart.kwargs, backend="host")
-        torch.testing.assert_close(found, OPERATOR.op(sample.input, *sample.args, **sample.kwargs))
+        torch.testing.assert_close(found, operator.op(sample.input, *sample.args, **sample.kwargs))
 
 
 def test_errors_of_torchs_operator_database() -> None:
-    if OPERATOR.error_inputs_func is None:
+    _, operator = databases()
+    if operator.error_inputs_func is None:
         pytest.skip("this torch has no error inputs for conv_transpose3d")
-    for error in OPERATOR.error_inputs("cpu"):
+    for error in operator.error_inputs("cpu"):
         sample = error.sample_input
         with pytest.raises(error.error_type):
             ct.conv_transpose3d(sample.input, *sample.args, **sample.kwargs, backend="host")
