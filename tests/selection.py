@@ -16,14 +16,12 @@ def some(cases: Iterable[Any], every: int = 3) -> list[Any]:
     return [pytest.param(*case, marks=[] if number % every == 0 else pytest.mark.slow) for number, case in enumerate(several)]
 
 
-def checked(kernel: Kernel) -> tuple[str, ...]:
-    """Return the dtypes of which the quick tests have a kernel's whole check: the first and the last.
+def checked(kernel: Kernel) -> str:
+    """Return the dtype of which the quick tests have a kernel's whole check, its last one.
 
-    Of a kernel for tensor cores, which the host takes long to run, it is the last alone. In the others the quick tests have problems with
-    numbers that are not finite and drawn ones.
+    In the others they have problems with numbers that are not finite and drawn ones, of a third of the kernels.
     """
-    first, last = kernel.dtypes[0], kernel.dtypes[-1]
-    return (last,) if first == "tf32" else tuple(dict.fromkeys((first, last)))
+    return kernel.dtypes[-1]
 
 
 def in_turn(firsts: Sequence[Any], seconds: Sequence[Any]) -> list[Any]:
