@@ -39,7 +39,7 @@ _BEGIN = (
     *("n1_c2to2_i1x1x2_k1x1x16_p0x0x5", "n1_c1to1_i1x2x1_k1x12x1_s1x2x1_p0x4x0", "n1_c3to1_i2x1x1_k16x1x1_s2x1x1_p7x0x0"),
     *("n2_c1to2_i1x3x5_k1x4x8_s1x2x2_p0x2x3_op0x1x0", "n1_c1to3_i1x1x3_k1x1x5_p0x0x8_d1x1x5", "n1_c2to1_i2_k4x5x8_p2x2x3"),
 )
-_NOTE = "note"
+_NOTE = "note_"
 _AXES = ("input_size", "kernel_size", "stride", "padding", "output_padding", "dilation")
 _FOUND: dict[tuple[object, ...], tuple[list[Problem], list[str]]] = {}
 _MOST_FOUND = 256
@@ -80,7 +80,7 @@ def declared(kernel: Kernel) -> tuple[str, ...]:
 
 
 class _Noting(ast.NodeTransformer):
-    """Puts a call of `note` around each operation, with the operation's number, its kind and its operands."""
+    """Puts a call of a function of its kind around each operation, with the operation's number and its operands."""
 
     def __init__(self, first: int) -> None:
         self.count, self.texts = first, dict[int, str]()
@@ -96,8 +96,7 @@ class _Noting(ast.NodeTransformer):
         number, self.count = self.count, self.count + 1
         if kind in ("compare", "choice"):
             self.texts[number] = self.text
-        arguments: list[ast.expr] = [ast.Constant(number), ast.Constant(kind), node, *operands]
-        return ast.Call(ast.Name(_NOTE, ast.Load()), arguments, [])
+        return ast.Call(ast.Name(_NOTE + kind, ast.Load()), [ast.Constant(number), node, *operands], [])
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         node = self.generic_visit(node)  # type: ignore[assignment]
@@ -140,33 +139,41 @@ def _compiled(declared: tuple[str, ...]) -> tuple[list[CodeType], list[int], dic
     return codes, places, texts
 
 
-def _way(kind: str, value: Any, operands: tuple[Any, ...]) -> Any:
-    if kind == "compare" and not isinstance(operands[0], tuple):
-        a, b = operands
-        near = a == b or (min(a, b) > 0 and max(a, b) <= 2 * min(a, b))  # within a factor of two
-        return max(-3 + near, min(3 - near, a - b))
-    if kind == "choice":
-        return operands.index(value), operands.count(value) > 1
-    if kind == "value":
-        return min(value, 2)
-    if kind in ("quotient", "rest") and operands[1] > 0:
-        rest = min(2, operands[0] % operands[1])
-        return rest if kind == "rest" else (max(-1, min(2, operands[0] // operands[1])), rest)
-    return bool(value)
+def _compared(value: Any, a: Any, b: Any) -> Any:
+    if isinstance(a, tuple):
+        return bool(value)
+    near = a == b or (min(a, b) > 0 and max(a, b) <= 2 * min(a, b))  # within a factor of two
+    return max(-3 + near, min(3 - near, a - b))
 
 
-def ways(declared: tuple[str, ...], names: Mapping[str, Any]) -> set[Way]:
-    """Return how the operations of the expressions go for one problem, those that are evaluated."""
+_WAYS: dict[str, Callable[..., Any]] = {
+    "compare": _compared,
+    "choice": lambda value, *operands: (operands.index(value), operands.count(value) > 1),
+    "value": lambda value: min(value, 2),
+    "quotient": lambda value, a, b: (max(-1, min(2, a // b)), min(2, a % b)) if b > 0 else bool(value),
+    "rest": lambda value, a, b: min(2, a % b) if b > 0 else bool(value),
+    "truth": bool,
+}
+
+
+def ways(declared: tuple[str, ...], names: Mapping[str, Any]) -> list[frozenset[Way]]:
+    """Return how the operations of each expression go for one problem, those that are evaluated."""
     found: set[Way] = set()
 
-    def note(number: int, kind: str, value: Any, *operands: Any) -> Any:
-        found.add((number, _way(kind, value, operands)))
-        return value
+    def noting(way: Callable[..., Any]) -> Callable[..., Any]:
+        def note(number: int, value: Any, *operands: Any) -> Any:
+            found.add((number, way(value, *operands)))
+            return value
 
-    known = {"__builtins__": {}, **FUNCTIONS, _NOTE: note}
+        return note
+
+    known = {"__builtins__": {}, **FUNCTIONS, **{_NOTE + kind: noting(way) for kind, way in _WAYS.items()}}
+    all_found = []
     for code in _compiled(declared)[0]:
         eval(code, known, names)  # `Kernel` has refused whatever is no arithmetic
-    return found
+        all_found.append(frozenset(found))
+        found.clear()
+    return all_found
 
 
 def _between(one: Problem, other: Problem) -> Problem | None:
@@ -208,7 +215,8 @@ class _Search:
         written = {int(number) for text in declared for number in re.findall(r"(?<![\w.])\d{1,4}(?!\w)", text)}
         self.numbers = sorted(number for number in written | set(kernel.tunables.values()) if 1 < number <= 1024) or [2]
         self.ids: dict[Way, int] = {}
-        self.times = np.zeros((_MOST_WAYS, _MOST_WAYS), np.int32)  # how many problems go both ways, in the diagonal one
+        self.met: list[int] = []  # for each way those that some problem goes too, a bit for each
+        self.looked: list[Array] = []  # for each problem the ways that it goes
         self.pool: list[tuple[Problem, Array, Array, float]] = []  # with the ways and paths that each goes, and what it costs
         self.first: list[Problem] = []  # of the pool, those that were the first to go a way, or all ways of an expression
         self.paths: dict[frozenset[Way], int] = {}  # all ways of one expression together: their numbers
@@ -220,7 +228,7 @@ class _Search:
             return []
         for problem in map(Problem.parse, _BEGIN):
             self.look(problem)
-        ran, ran_paths = np.zeros(self.times.shape, bool), np.zeros(_MOST_PATHS, bool)
+        ran, ran_paths = np.zeros((_MOST_WAYS, _MOST_WAYS), bool), np.zeros(_MOST_PATHS, bool)
         simple = list(dict.fromkeys(known)) or [Problem(1, 1, 1, (1, 1, 1), (1, 1, 1))]
         for problem in simple:
             if (looked := self.look(problem)) is not None:
@@ -255,20 +263,27 @@ class _Search:
         if problem is None or (cost := self.cost(problem)) is None:
             return None
         found = ways(self.declared, self.kernel.names(problem, self.dtype, HOST_MULTIPROCESSORS))
-        by_place: dict[int, set[Way]] = {}
-        for one in found:
-            by_place.setdefault(self.places[one[0]], set()).add(one)
         known = len(self.paths)
-        paths = _numbers(self.paths, map(frozenset, by_place.values()), _MOST_PATHS)
+        paths = _numbers(self.paths, filter(None, found), _MOST_PATHS)
         if len(self.paths) > known:
             self.first.append(problem)
-        way = _numbers(self.ids, found, _MOST_WAYS)
-        place = np.ix_(way, way)
-        if len(self.paths) > known or not self.times[place].all():
+        way = _numbers(self.ids, frozenset().union(*found), _MOST_WAYS)
+        meet = self.meet(way)
+        if len(self.paths) > known or meet:
             self.pool.append((problem, way, paths, cost))
-        self.times[place] += 1
+        self.looked.append(way)
         self.path_times[paths] += 1
         return way, paths
+
+    def meet(self, way: Array) -> bool:
+        """Note that these ways meet, each with itself too; whether some two did not yet."""
+        self.met += [0] * (len(self.ids) - len(self.met))
+        numbers = way.tolist()
+        bits = sum(1 << number for number in numbers)
+        new = [number for number in numbers if bits & ~self.met[number]]
+        for number in new:
+            self.met[number] |= bits
+        return bool(new)
 
     def cost(self, problem: Problem) -> float | None:
         """Return about how many milliseconds the host takes for a problem; None: too many, or the kernel refuses it."""
@@ -344,7 +359,11 @@ class _Search:
         """
         count = min(_MOST_RUN, max(_LEAST_RUN, _RUN_OF_EACH * self.operations))
         known = len(self.ids)
-        of_pair = np.where(ran[:known, :known], 0.0, 1.0 / np.maximum(self.times[:known, :known], 1)) * self.weights()
+        goes = np.zeros((len(self.looked), known), np.float32)
+        for number, way in enumerate(self.looked):
+            goes[number, way] = 1
+        times = goes.T @ goes  # how many problems go both ways, in the diagonal one
+        of_pair = np.where(ran[:known, :known], 0.0, 1.0 / np.maximum(times, 1)) * self.weights()
         of_path = np.where(ran_paths, 0.0, 1.0 / np.maximum(self.path_times, 1))
         taken: dict[int, None] = {}
 
