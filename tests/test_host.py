@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from selection import some
 
 from cupy_convt3d.backends.base import TensorRef, run
 from cupy_convt3d.backends.host import _FLAGS, HostBackend, compiler, sanitizer_environment
@@ -297,7 +296,7 @@ def test_the_host_has_the_numbers_that_a_gpus_binary_is_compiled_for() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="counts mappings as Linux shows them")
-@pytest.mark.parametrize("one_backend", some([False, True]))
+@pytest.mark.parametrize("one_backend", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_stacks_of_kernels_that_are_not_kept_are_given_back(one_backend: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux lets a process have 65530 mappings, and each thread's stack with its guard is two."""
     monkeypatch.setattr("cupy_convt3d.backends.host._MOST_STACKS", 2 * 512)
