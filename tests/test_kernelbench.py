@@ -238,6 +238,23 @@ def get_init_inputs():
         assert [finding.kind for finding in kernelbench.examine(path, path, supervisor=supervisor).findings] == ["problem"]
 
 
+def test_a_model_that_fails_itself_is_no_fault_of_the_candidate(tmp_path: Path) -> None:
+    works = "        return self.conv_transpose3d(x)\n\ndef get_inputs"
+    assert works in MODEL
+    failing = {
+        "raise ValueError('not today')": "Model while building Model: ValueError: not today",
+        "__import__('os')._exit(3)": "crash: Model: exit code 3 while building Model",
+    }
+    with kernelbench.Supervisor() as supervisor:
+        for statement, said in failing.items():
+            path = write(tmp_path, MODEL.replace(works, f"        {statement}\n\ndef get_inputs") + NEW)
+            verdict = kernelbench.examine(path, path, device="cpu", supervisor=supervisor)
+            assert str(verdict).startswith(f"{path}: cannot be judged\n  problem: {said}"), str(verdict)
+        path = write(tmp_path, MODEL.replace("class Model(", "class Other(") + NEW)
+        verdict = kernelbench.examine(path, path, device="cpu", supervisor=supervisor)
+        assert verdict.failed and "while importing Model" in str(verdict), "one file, which cannot be read"
+
+
 def test_a_warning_of_the_parser_is_not_printed(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     path = write(tmp_path, MODEL + NEW + 'x = "\\\x1b"\n', "warns.py")
     assert kernelbench.pair([path]) == [(path, path)]

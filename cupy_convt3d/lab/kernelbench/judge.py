@@ -150,13 +150,19 @@ def examine(match: Match, seed: int) -> None:
     """Look for every mistake and cheat on the file's own problem, then take the times of a candidate that has none."""
     report = match.report
     report.doing = "importing Model"
-    match.start(match.reference)
-    report.doing = "building Model"
-    inputs = match.take_inputs(seed)
-    match.reference.ask("build", keywords=None)
-    match.learn(inputs, seed)
-    report.doing = "timing Model"
-    take_times_alone(match, inputs)
+    try:
+        match.start(match.reference)
+        report.doing = "building Model"
+        inputs = match.take_inputs(seed)
+        match.reference.ask("build", keywords=None)
+        match.learn(inputs, seed)
+        report.doing = "timing Model"
+        take_times_alone(match, inputs)
+    except Wrong as wrong:
+        if match.in_one_file and report.doing == "importing Model":  # the candidate's file cannot be read either
+            raise
+        how = f"{wrong.kind}: " if wrong.kind in ("crash", "hang") else ""
+        raise Wrong("problem", how + wrong.detail, wrong.fatal) from None  # nothing of ModelNew has run
     report.doing = "importing the file"
     match.start(match.candidate)
     report.doing = "building ModelNew"

@@ -67,6 +67,7 @@ class Match:
     def __init__(self, report: Report, supervisor: Supervisor, files: tuple[Path, Path], device: str, deadline: float) -> None:
         self.report, self.device = report, device
         self._files = files
+        self.in_one_file = files[0] == files[1]
         self._truths = True  # Model runs in fp64
         self._floats, self._integers = _FLOATS[0], _INTEGERS[0]  # what fresh values are
         self.loads = False  # ModelNew has Model's state
