@@ -19,7 +19,7 @@ def some(cases: Iterable[Any], every: int = 3) -> list[Any]:
 def checked(kernel: Kernel) -> str:
     """Return the dtype of which the quick tests have a kernel's whole check, its last one.
 
-    In the others they have problems with numbers that are not finite and drawn ones, of a third of the kernels.
+    Of its other dtypes a third, taken over all kernels, have problems with numbers that are not finite and drawn ones.
     """
     return kernel.dtypes[-1]
 

@@ -230,15 +230,14 @@ from cupy_convt3d.registry import kernel
 def inspectable():
     return process._prctl(process._IS_DUMPABLE) == 1
 
-if __name__ == "__main__":
-    before = inspectable()
-    workers = [Worker(kernel("fprop_gather"), "host") for _ in range(3)]
-    workers.pop().close()
-    one_closed = inspectable()
-    workers.pop().close()
-    workers.pop()._end()  # and is forgotten
-    gc.collect()
-    print(before, one_closed, inspectable())
+before = inspectable()
+workers = [Worker(kernel("fprop_gather"), "host") for _ in range(3)]
+workers.pop().close()
+one_closed = inspectable()
+workers.pop().close()
+workers.pop()._end()  # and is forgotten
+gc.collect()
+print(before, one_closed, inspectable())
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False", "True"], done.stdout + done.stderr

@@ -298,7 +298,8 @@ class _Search:
         except KernelError:
             return None
         threads = sum(math.prod(launch.grid) * math.prod(launch.block) for launch in launches)
-        # Multiply-adds of whole tiles, which are padding for the most part: the twins of matrix instructions do all of them.
+        # Multiply-adds of whole tiles, which are padding for the most part: the twins of matrix instructions do all of them. Kernels that
+        # have TF32, or 16 bits alone, are made of such instructions.
         tiles = 0.0
         if self.kernel.cost and ("fp32" not in self.kernel.dtypes or "tf32" in self.kernel.dtypes):
             names = self.kernel.names(problem, self.dtype, HOST_MULTIPROCESSORS)

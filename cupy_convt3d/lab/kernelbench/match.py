@@ -66,8 +66,8 @@ class Match:
 
     def __init__(self, report: Report, supervisor: Supervisor, files: tuple[Path, Path], device: str, deadline: float) -> None:
         self.report, self.device = report, device
-        self._files = files
-        self.in_one_file = files[0] == files[1]
+        self._reference_file, self._candidate_file = (path.resolve() for path in files)
+        self.in_one_file = self._reference_file == self._candidate_file
         self._truths = True  # Model runs in fp64
         self._floats, self._integers = _FLOATS[0], _INTEGERS[0]  # what fresh values are
         self.loads = False  # ModelNew has Model's state
@@ -87,15 +87,14 @@ class Match:
     def start(self, player: Player) -> None:
         """Start a child, again where one has gone, and have it execute its file."""
         player.start()
-        reference, candidate = (str(path.resolve()) for path in self._files)
         of_model = player is self.reference
         loaded = player.ask(
             "load",
-            path=reference if of_model else candidate,
-            reference=reference,
+            path=str(self._reference_file if of_model else self._candidate_file),
+            reference=str(self._reference_file),
             name=player.name,
             device=self.device,
-            part=of_model and reference == candidate,
+            part=of_model and self.in_one_file,
         )
         if of_model:
             self.parameters = loaded["parameters"]
