@@ -4,6 +4,8 @@ the most promising kernels and to torch's own operator, and the quickest of them
 What was measured goes into the user's tuning database, with the versions of torch and cuDNN, so another process tries nothing. A trial
 takes a bounded time and memory, its results are thrown away, and there is none while a CUDA graph is captured, in a trace (which has no
 memory to try on), or where the process asks for deterministic algorithms. `no_trials` and `CONVT3D_TRIALS=0` switch them off.
+
+Each kernel's result is held against that of torch's operator, so none that is grossly wrong is taken.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import statistics
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -35,6 +38,10 @@ MEMORY_SHARE = 0.5  # of what is free, that a contestant may take
 # Before each timed call, of twice the L2 cache: an H100 takes 40 us for one, and the host queues the call meanwhile. Where it did not
 # (a busy host, a call of many launches), the GPU waited, and the call is timed again behind twice as many, up to the most.
 WRITES, MOST_WRITES = 4, 64
+
+# A result is wrong where it differs from that of torch's operator by so much of the largest value: far more than rounding, in any type.
+WRONG = 0.1
+COMPARED = 1 << 18  # elements of a result, spread over all of it
 
 _LOCK = threading.Lock()  # two trials would time each other
 
@@ -102,8 +109,8 @@ def hold(
     try:
         with _LOCK, torch.no_grad(), _building(trial.contestants, build) as wait_for:
             clock = _event_clock(device)
-            plans, calls = _able(trial.contestants, planned, operands, _free_bytes(device) * MEMORY_SHARE, wait_for)
-            if len(plans) < 2 or all(contestant.kernel is not None for contestant in plans):
+            plans, calls, wrong = _able(trial, planned, operands, _free_bytes(device) * MEMORY_SHARE, wait_for)
+            if len(plans) + wrong < 2 or all(contestant.kernel is not None for contestant in plans):
                 return None
             judged = {contestant: (contestant, packed and plan.packs) for contestant, plan in plans.items()}
             times = timed(calls, clock, judged.values())
@@ -114,13 +121,14 @@ def hold(
 
 
 def _able(
-    contestants: Sequence[Choice],
+    trial: Trial,
     planned: Callable[[Choice], P],
     operands: tuple[Any, Any, Any],
     room: float,
     wait_for: Callable[[Choice], object],
-) -> tuple[dict[Choice, P], dict[tuple[Choice, bool], Callable[[], object]]]:
-    """Return the plans of the contestants that do not fail in a first run, and their calls, without and with a packed weight kept.
+) -> tuple[dict[Choice, P], dict[tuple[Choice, bool], Callable[[], object]], int]:
+    """Return the plans of the contestants that do not fail in a first run, their calls, without and with a packed weight kept, and how
+    many were wrong.
 
     Args:
         room: bytes that a contestant may take.
@@ -129,7 +137,8 @@ def _able(
     torch = sys.modules["torch"]
     plans: dict[Choice, P] = {}
     calls: dict[tuple[Choice, bool], Callable[[], object]] = {}
-    for contestant in contestants:
+    wanted, wrong = None, 0  # some of what torch's operator, the first contestant, computes
+    for contestant in trial.contestants:
         wait_for(contestant)
         with suppress(KernelError, BackendError, LaunchError, torch.OutOfMemoryError):
             plan = planned(contestant)
@@ -138,11 +147,40 @@ def _able(
             ways = {False: partial(plan, *operands)}
             if plan.packs:
                 ways[True] = partial(plan, *operands, PackedWeight())
-            for way in ways.values():
-                way()
+            results = [_sample(way()) for way in ways.values()]
+            if contestant.kernel is None:
+                wanted = results[0]
+            elif wanted is not None and (far := max(_distance(result, wanted) for result in results)) > WRONG:
+                wrong += 1
+                name = contestant.kernel.name
+                warnings.warn(
+                    f"{name} [{contestant.instance}] on {trial.problem}: its result differs from that of torch's operator by {far:.2g} of "
+                    f"the largest value, so it is not taken; `convt3d check {name}` tells more",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                continue
             plans[contestant] = plan
             calls |= {(contestant, kept): way for kept, way in ways.items()}
-    return plans, calls
+    return plans, calls, wrong
+
+
+def _sample(result: Any) -> Any:
+    """Return elements spread over a result's memory, which is then filled with NaN: the next result may get it, and leave it as it is."""
+    flat = result.as_strided((result.numel(),), (1,))  # results are dense, and all of one trial have the same strides
+    sample = flat[:: max(1, flat.numel() // COMPARED) | 1].clone()
+    flat.fill_(float("nan"))
+    return sample
+
+
+def _distance(result: Any, wanted: Any) -> float:
+    """Return the largest difference where what is wanted is finite, over the largest value there; infinite where the result is not."""
+    wanted = wanted.double()
+    known = wanted.isfinite()
+    off, largest = (result.double() - wanted)[known].abs(), float(wanted[known].abs().max()) if known.any() else 0.0
+    if not len(off) or not off.any():
+        return 0.0
+    return float((off / largest).nan_to_num(float("inf")).max()) if largest else float("inf")
 
 
 def timed(calls: Mapping[Key, Callable[[], object]], clock: Clock, judged: Iterable[Key]) -> dict[Key, float]:

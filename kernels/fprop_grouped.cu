@@ -10,7 +10,6 @@ LEAD_W = "padding_w % stride_w"
 SHIFT_W = "shift_w"
 IN_CHANNELS = "in_channels_per_group"
 OUT_CHANNELS = "out_channels_per_group"
-INPUT_VOXELS = "input_voxels if input_voxels <= 1024 * 1024 * 1024 else 0"
 [constants]
 channel_tiles = "ceil_div(out_channels_per_group, 8)"
 classes = "stride_d * stride_h"
@@ -107,9 +106,6 @@ shared_bytes = "weight_bytes + stage_bytes"
 #ifndef OUT_CHANNELS
 #define OUT_CHANNELS 8
 #endif
-#ifndef INPUT_VOXELS
-#define INPUT_VOXELS 262144
-#endif
 
 // Input channels in one piece of code, whose loads need no arithmetic: all of them where the instruction cache takes that.
 constexpr int UNROLLED = IN_CHANNELS * KERNEL_W <= UNROLLED_TAPS ? IN_CHANNELS : UNROLL;
@@ -154,8 +150,8 @@ struct alignas(16) Place {
 };
 
 // sums[position * stride + r][channel] += the products of all input channels with the taps of one (kd, kh). LENGTH neighbouring
-// channels are loaded at once; LINES: an input channel is one contiguous piece of memory, as far as steps along w and from channel to
-// channel tell, so that these are constants; QUADS: and four neighbours are loaded at once. `from` is the input in `column`, the first.
+// channels are loaded at once; LINES: neighbours along w lie together, so that their distance is a constant;
+// QUADS: and four are loaded at once. `from` is the input in `column`, the first.
 template <int LENGTH, bool LINES, bool QUADS>
 __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], const Problem& problem,
                                          const View<const scalar_t>& input, int channels, int shift, const scalar_t* from,
@@ -164,8 +160,7 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS][CHANNELS], c
   const int dilation = SPECIALIZED(DILATION_W, problem.dilation[2]), positions = positions_of(stride);
   const int lead = SPECIALIZED(LEAD_W, problem.padding[2] % problem.stride[2]), width = problem.input_size[2];
   const int last = last_offset(kernel, dilation, stride, lead), inputs = positions + last + (lead > 0 ? 1 : 0);
-  const index_t step = LINES ? 1 : input.stride[4];
-  const index_t next_channel = LINES ? SPECIALIZED(INPUT_VOXELS, input.stride[1]) : input.stride[1];
+  const index_t step = LINES ? 1 : input.stride[4], next_channel = input.stride[1];
   using Loaded = Vector<QUADS ? 4 : LENGTH>;
 #pragma unroll(QUADS ? UNROLLED : LINES ? UNROLL : 1)
   for (int ci = 0; ci < channels; ci += LENGTH, from += LENGTH * next_channel, weights += LENGTH * kernel * 2) {
@@ -328,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
       block.live_channels = min(CHANNELS, out_channels_per_group - first_out);
       // Where channels lie together, as in channels_last_3d, they are read and written as vectors.
       block.input_vectors = channels_are_vectors<IN_VECTOR>(input, input.data + block.input, in_channels_per_group);
-      block.input_lines = input.stride[4] == 1 && input.stride[1] == SPECIALIZED(INPUT_VOXELS, 0);
+      block.input_lines = input.stride[4] == 1;
       block.input_quads = positions == 4 && block.input_lines && problem.input_size[2] % 4 == 0 &&
                           (input.stride[1] | input.stride[2] | input.stride[3]) % 4 == 0 &&
                           reinterpret_cast<index_t>(input.data + block.input) % sizeof(Vector<4>) == 0;

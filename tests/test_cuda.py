@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
 from dataclasses import replace
 from functools import lru_cache
@@ -11,6 +13,7 @@ import pytest
 from selection import some
 from test_architecture import CARDS
 
+import cupy_convt3d as ct
 from cupy_convt3d import cache
 from cupy_convt3d.architecture import capability
 from cupy_convt3d.errors import BackendError, CompileError, KernelError
@@ -323,6 +326,38 @@ def test_a_gpu_runs_ptx(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvrtc.target(kernel, backend.arch).startswith("compute_")
     outcome = verify(backend, kernel, Problem(2, 5, 9, 4, 3, 2, 1), kernel.dtypes[0], "exact", 1)
     assert outcome.ok, outcome.message
+
+
+# Channels of 2^20 and 2^21 voxels: elements that are a power of two of bytes apart, as far as an instruction's own offset reaches and more.
+VOLUMES = [
+    Problem(1, 16, 16, (128, 128, 128), 3, 1, 1, bias=True),
+    Problem(1, 16, 8, (64, 128, 128), 3, 2, 1, 1),
+    Problem(1, 8, 16, (64, 128, 128), 2, 2),
+    Problem(1, 8, 8, (128, 128, 128), 3, 1, 1, groups=8),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", kernels("fprop"))
+def test_volumes_of_real_sizes(name: str) -> None:
+    """Against torch's operator; the check's own volumes are small."""
+    torch = pytest.importorskip("torch")
+    ran = 0
+    for problem, layout in itertools.product(VOLUMES, (torch.contiguous_format, torch.channels_last_3d)):
+        shapes, _ = problem.shapes("fprop")
+        torch.manual_seed(0)
+        input, weight, *bias = (torch.randn(shape, device="cuda") for name, shape in shapes.items() if name != "output")
+        how = {"stride": problem.stride, "padding": problem.padding, "output_padding": problem.output_padding, "groups": problem.groups}
+        for dtype, precision, error in (("float32", "ieee", 1e-5), ("float32", "tf32", 1e-2), ("bfloat16", None, 2e-2)):
+            given = [tensor.to(getattr(torch, dtype)) for tensor in (input, weight, *bias)]
+            given[:2] = [tensor.contiguous(memory_format=layout) for tensor in given[:2]]
+            with contextlib.suppress(KernelError):
+                found = ct.conv_transpose3d(*given, **how, algorithm=name, fp32_precision=precision)
+                with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                    expected = torch.nn.functional.conv_transpose3d(*(tensor.float() for tensor in given), **how)
+                assert float((found - expected).norm() / expected.norm()) < error, f"{problem} {dtype} {precision} {layout}"
+                ran += 1
+    assert ran, "no kernel is for none of them"
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from cupy_convt3d import cli, registry, switches, tuning
+from cupy_convt3d import cli, ops, registry, switches, tuning
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.choice import Candidate
 from cupy_convt3d.errors import BackendError, ProblemError
@@ -270,15 +270,36 @@ def test_without_torch_there_is_nothing_to_call(monkeypatch: pytest.MonkeyPatch)
         run(None, Survey(0, 1))
 
 
-def test_a_lost_context_ends_the_run_with_its_rows_written(tmp_path: Path, fake_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("illegal address")
+def illegal(*_: Any) -> None:
+    raise RuntimeError("illegal address")
 
+
+def test_a_lost_context_ends_the_run_with_its_rows_written(tmp_path: Path, fake_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "p.json"
-    monkeypatch.setattr(survey_module, "print_row", lambda *_: monkeypatch.setattr(HostBackend, "synchronize", fail))
-    with pytest.raises(RuntimeError, match="illegal address"):
+    monkeypatch.setattr(survey_module, "print_row", lambda *_: monkeypatch.setattr(HostBackend, "synchronize", illegal))
+    with pytest.raises(BackendError, match="the GPU's context is lost"):
         run(out, Survey(3, 2, layouts=("ncdhw",)))
     assert len(json.loads(out.read_text())["rows"]) == 3
+
+
+def test_who_cost_the_context_is_told_and_asked_no_more(tmp_path: Path, fake_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next run goes on behind it."""
+    out, plan, call = tmp_path / "p.json", Survey(3, 2, layouts=("ncdhw",)), ops.conv_transpose3d
+    first, second = population(3, 2)
+
+    def lose(*operands: Any, **settings: Any) -> Any:
+        bad.setattr(HostBackend, "synchronize", illegal)
+        return call(*operands, **settings)
+
+    with monkeypatch.context() as bad:
+        bad.setattr(ops, "conv_transpose3d", lose)
+        with pytest.raises(BackendError, match=f"{first.name} fprop fp32 ncdhw: the GPU's context is lost .auto: illegal address.; run"):
+            run(out, plan)
+    rows = json.loads(out.read_text())["rows"]
+    left = "not called: a call before it has cost the GPU's context"
+    assert [(row["contender"], row.get("note", "")) for row in rows] == [("torch", ""), ("auto", "illegal address"), ("kernel", left)]
+    data, _ = run(out, plan)
+    assert [row.case for row in call_rows(data)] == 3 * [first.name] + 3 * [second.name] and data["complete"]
 
 
 def row(case: str, who: str, median_ms: float | None, layout: str = "ncdhw", **changes: Any) -> CallRow:

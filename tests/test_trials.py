@@ -217,6 +217,64 @@ def test_a_contestant_that_fails_is_out(clock: Clock, monkeypatch: pytest.Monkey
     assert first not in clock.timed and first not in remembered()
 
 
+def spoil(monkeypatch: pytest.MonkeyPatch, names: list[str], change: Callable[[torch.Tensor], Any]) -> None:
+    """Let these kernels' results be changed before anybody sees them."""
+    run = torch_plan._KernelPlan.__call__
+
+    def spoiled(plan: Any, *operands: Any) -> Any:
+        result = run(plan, *operands)
+        if plan.kernel.name in names:
+            change(result)
+        return result
+
+    monkeypatch.setattr(torch_plan._KernelPlan, "__call__", spoiled)
+
+
+@pytest.mark.parametrize("index", [(0, 31, 5, 7, 9), (0, slice(None), slice(None), slice(None), -1), ...])
+@pytest.mark.parametrize("value", [9e3, float("nan"), float("inf")])
+def test_a_wrong_contestant_is_told_and_out(clock: Clock, index: Any, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = rivals()
+    spoil(monkeypatch, [first], lambda result: result.__setitem__(index, value))
+    clock.ms = {first: 0.1, others[0]: 0.5}
+    with pytest.warns(RuntimeWarning, match=f"{first} .* its result differs from that of torch's operator"):
+        assert right(compute())
+    assert first not in clock.timed and first not in remembered() and others[0] in remembered()
+
+
+def test_where_all_kernels_are_wrong_torch_computes(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process tries, and tells, again."""
+    spoil(monkeypatch, rivals(), torch.Tensor.neg_)
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="by 2 of the largest value"):
+            assert right(compute())
+        assert list(remembered()) == [LIBRARY]
+
+
+def test_what_a_kernel_leaves_unwritten_is_no_earlier_result(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a result is given to the next one as torch's CUDA allocator does."""
+    kept = [torch.empty(0)]
+    first, *_ = rivals()
+
+    def keep(plan: Any, *operands: Any) -> Any:
+        kept[0] = torch_library_run(plan, *operands)
+        return kept[0]
+
+    torch_library_run = torch_plan._TorchPlan.__call__
+    monkeypatch.setattr(torch_plan._TorchPlan, "__call__", keep)
+    spoil(monkeypatch, [first], lambda result: result.copy_(kept[0]))  # it wrote nothing
+    with pytest.warns(RuntimeWarning, match=f"{first} .* by inf of the largest value"):
+        assert right(compute())
+
+
+@pytest.mark.parametrize("spoiled", [float("nan"), float("inf"), 0.0])
+def test_numbers_that_are_none_accuse_nobody(clock: Clock, spoiled: float, recwarn: pytest.WarningsRecorder) -> None:
+    names, input = {LIBRARY, *rivals()}, OPERANDS[0].clone()
+    input[0, 3, 2] = spoiled
+    input = input * spoiled if spoiled == 0 else input
+    ct.conv_transpose3d(input, OPERANDS[1], **LAYER)
+    assert set(remembered()) == names and not [one for one in recwarn if one.category is RuntimeWarning]
+
+
 @pytest.mark.parametrize("cores", [1, 16])
 def test_torch_searches_while_kernels_are_compiled(clock: Clock, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the compilers leave no core free; all are through before anything is timed."""

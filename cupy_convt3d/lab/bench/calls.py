@@ -202,7 +202,12 @@ class CallContest:
             torch_settings(bench.torch, self.precision, benchmark=trial_ms <= SLOW_MS),
             nullcontext() if self.with_trial else no_trials(),
         ):
-            rows = {name: self._first(blanks[name], call, compile_ms.get(name, 0.0)) for name, call in calls.items()}
+            rows = {}
+            for name, call in calls.items():
+                rows[name] = self._first(blanks[name], call, compile_ms.get(name, 0.0))
+                if rows[name].first_call_ms is None and not bench.is_alive():
+                    lost = "not called: a call before it has cost the GPU's context"
+                    return [*rows.values(), *(replace(blanks[left], note=lost) for left in calls if left not in rows)]
             if AUTO in rows and any(one.rivals for one in asked):
                 winner, *_ = contenders(bench.backend, AUTO, self.problem, self.pass_name, self.precision, self.layout)
                 rows[AUTO] = replace(rows[AUTO], ran=winner.ran, instance=winner.instance)

@@ -277,6 +277,14 @@ class Bench:
         low, high = REPEATS
         return min(high, max(low, int(self.budget_ms / max(elapsed_ms, 1e-3))))
 
+    def is_alive(self) -> bool:
+        """Whether the GPU still computes for this process: a kernel that reads where no memory is ends that."""
+        try:
+            self.backend.synchronize()
+        except Exception:  # each library has its own
+            return False
+        return True
+
     def first(self, call: Callable[[], object]) -> tuple[float, Any]:
         """Return the milliseconds one call takes until its work is done, by the clock on the wall, and its result."""
         self.backend.synchronize()

@@ -276,11 +276,11 @@ class _Run:
     def _record(self, question: Question, rows: Sequence[CallRow]) -> None:
         self.rows += rows
         print_row(self.console, rows)
-        try:
-            self.bench.backend.synchronize()
-        except Exception:  # the GPU's context is lost: nothing more can run in this process, which the next goes on from
+        if not self.bench.is_alive():  # nothing more can run in this process, which the next goes on from
             self._save()
-            raise
+            why = next((f"{row.contender}: {row.note}" for row in rows if row.first_call_ms is None), "timing")
+            name = " ".join((question[0].name, *question[1:]))
+            raise BackendError(f"{name}: the GPU's context is lost ({printable(why, 300)}); run it again to go on")
 
     def _search(self, question: Question, contest: CallContest) -> list[CallRow]:
         """Return the row of the best configuration of all kernels, as a user would call it, timed beside auto."""
