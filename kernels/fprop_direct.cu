@@ -1,6 +1,6 @@
 /* convt3d
 pass = "fprop"
-dtypes = ["fp64", "fp32"]
+dtypes = ["fp64", "fp32", "fp16", "bf16"]
 multiplies_padding = true
 [specialize]
 KERNEL_D = "kernel_d"
@@ -30,7 +30,9 @@ q_d = "ceil_div(output_d, stride_d)"
 q_h = "ceil_div(output_h, stride_h)"
 q_w = "ceil_div(output_w, stride_w)"
 residues_of_all = "stride_d * stride_h * stride_w"
-sums = "SUMS * 4 // max(4, itemsize)"
+# Stages and sums are of accum_t.
+size = "max(4, itemsize)"
+sums = "SUMS * 4 // size"
 # A thread's outputs of a row are 16 bytes, where its sums allow.
 most_w = "1 if q_w == 1 or stride_w >= 4 else 2 if q_w == 2 or stride_w >= 2 or itemsize == 8 else 4"
 run_w = "most_w if most_w * residues_of_all <= sums else 2 if 2 * residues_of_all <= sums and most_w > 1 else 1"
@@ -51,29 +53,29 @@ columns = "ceil_div(q_w, run_w)"
 region_w = "columns if columns <= 16 else ceil_div(ceil_div(columns, ceil_div(columns, 16)), 4 // run_w) * (4 // run_w)"
 slots = "max(1, room // region_w)"
 # A window begins where rows of inputs have a vector: so many columns early.
-together = "4 if input_w % 4 == 0 and itemsize == 4 else 2 if input_w % 2 == 0 else 1"
+together = "4 if input_w % 4 == 0 and size == 4 else 2 if input_w % 2 == 0 else 1"
 shift_w = "(padding_w // stride_w - ((kernel_w - 1) * dilation_w - lead_w + stride_w) // stride_w + 1) % together"
 pitch = "ceil_div(run_w * region_w + ceil_div(shift_w + halo_w, run_w) * run_w, 4) * 4"
 # A region is about as deep as it is high, as far as a stage holds; its rows are shared out evenly.
 depth = "min(q_d, 8 if slots * most_h >= 64 else 4 if slots * most_h >= 16 else 2 if slots * most_h >= 4 else 1)"
-fitting_rows = "STAGE_BYTES // (pitch * itemsize * channel_parts * (depth + halo_d)) - halo_h"
+fitting_rows = "STAGE_BYTES // (pitch * size * channel_parts * (depth + halo_d)) - halo_h"
 most_rows = "max(1, min(max(1, slots // depth) * most_h, fitting_rows))"
 region_rows = "ceil_div(q_h, ceil_div(q_h, most_rows))"
 region_h = "ceil_div(region_rows, most_h)"
 run_h = "ceil_div(region_rows, region_h)"
 rows = "region_h * run_h + halo_h"
-most_d = "max(1, min(slots // region_h, STAGE_BYTES // (rows * pitch * itemsize * channel_parts) - halo_d))"
+most_d = "max(1, min(slots // region_h, STAGE_BYTES // (rows * pitch * size * channel_parts) - halo_d))"
 region_d = "ceil_div(q_d, ceil_div(q_d, most_d))"
 planes = "region_d + halo_d"
 positions = "region_w * region_h * region_d"
 # Lanes whose vectors lie side by side in all banks: runs of rows, planes and parts begin where the ones before end, modulo 32 words.
-skew = "(run_w * region_w - run_h * pitch) % 32 // 4 * 4 if itemsize == 4 else 0"
+skew = "(run_w * region_w - run_h * pitch) % 32 // 4 * 4 if size == 4 else 0"
 filled = "rows * pitch + ceil_div(rows, run_h) * skew"
-plane = "filled + ((run_w * region_w * region_h - filled) % 32 // 4 * 4 if itemsize == 4 else 0)"
+plane = "filled + ((run_w * region_w * region_h - filled) % 32 // 4 * 4 if size == 4 else 0)"
 row_weights = "ceil_div(kernel_w * out_tile, 4) * 4"
 channel_filled = "planes * plane + kernel_d * kernel_h * row_weights"
-channel_elements = "channel_filled + ((run_w * positions - channel_filled) % 32 // 4 * 4 if itemsize == 4 else 0)"
-group_parts = "1 if in_channels_per_group % channel_parts > 0 else max(1, min(groups, room // positions, STAGE_BYTES // (channel_elements * itemsize * channel_parts)))"
+channel_elements = "channel_filled + ((run_w * positions - channel_filled) % 32 // 4 * 4 if size == 4 else 0)"
+group_parts = "1 if in_channels_per_group % channel_parts > 0 else max(1, min(groups, room // positions, STAGE_BYTES // (channel_elements * size * channel_parts)))"
 parts = "group_parts * channel_parts"
 threads = "ceil_div(parts * positions, 32) * 32"
 sets = "ceil_div(groups, group_parts)"
@@ -86,10 +88,10 @@ set_blocks = "ceil_div(sets, block_sets)"
 steps = "ceil_div(in_channels_per_group, channel_parts)"
 stage_elements = "parts * channel_elements"
 sum_elements = "residues_of_all * run_h * run_w * out_tile * group_parts * positions if channel_parts > 1 else 0"
-ring_bytes = "itemsize * ceil_div(max(STAGES * stage_elements, sum_elements), 4) * 4"
+ring_bytes = "size * ceil_div(max(STAGES * stage_elements, sum_elements), 4) * 4"
 row_copies = "parts * planes * rows"
 copies = "row_copies + taps * out_tile"
-shared_bytes = "ring_bytes + 16 * copies + (32 + run_w * stride_w * itemsize) * threads"
+shared_bytes = "ring_bytes + 16 * copies + (32 + run_w * stride_w * size) * threads"
 [restrictions]
 "residues_of_all * out_tile <= sums" = "a thread owns all residues of its outputs: the product of the strides must be at most SUMS, in fp64 half of it"
 "out_channels_per_group <= 16" = "it is for at most 16 output channels a group: an input is staged again for every few of them"
@@ -218,6 +220,7 @@ shared_bytes = "shared_bytes"
 
 static_assert(SUMS == 32 || SUMS == 64, "a thread has registers for no more");
 static_assert(STAGES >= 1 && STAGES <= 4, "where there are several, one is multiplied while others are copied");
+constexpr int FOUR = 16 / sizeof(accum_t);                        // neighbours that move together: two in fp64
 constexpr int MOST_SUMS = SUMS * 4 / sizeof(accum_t);             // of a thread
 constexpr int MOST_INPUTS = 64, MOST_ROW = 64, MOST_LENGTH = 64;  // of a row of inputs, of taps, of outputs
 // Rows of many weights need registers too.
@@ -243,7 +246,7 @@ struct Window {
 
 template <int LENGTH>
 __device__ __forceinline__ void load_vector(accum_t* x, const accum_t* from) {
-  const Vector<LENGTH> loaded = *reinterpret_cast<const Vector<LENGTH>*>(from);
+  const Vector<LENGTH, accum_t> loaded = *reinterpret_cast<const Vector<LENGTH, accum_t>*>(from);
 #pragma unroll
   for (int e = 0; e < LENGTH; ++e) x[e] = loaded.element[e];
 }
@@ -252,7 +255,6 @@ __device__ __forceinline__ void load_vector(accum_t* x, const accum_t* from) {
 __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS], const Window& shape, const accum_t* window,
                                          const accum_t* weights) {
   const Taps &td = shape.d, &th = shape.h, &tw = shape.w;
-  constexpr int FOUR = 16 / sizeof(accum_t);
   // Or where each row begins is worked out before all steps, and kept.
   const int next_plane = computed_anew(shape.plane), pitch = computed_anew(shape.pitch), skew = computed_anew(shape.skew);
 #pragma unroll(UNROLLED_PLANES)
@@ -302,17 +304,16 @@ __device__ __forceinline__ void multiply(accum_t (&sums)[MOST_SUMS], const Windo
 
 // A row of a thread's outputs, which begins on a vector; `inside` of them lie in the row.
 __device__ __forceinline__ void store_row(const Epilogue& epilogue, const accum_t* sums, int length, scalar_t* y, int inside) {
-  constexpr int STORED = 16 / sizeof(scalar_t);
 #pragma unroll
-  for (int first = 0; first + STORED <= length; first += STORED) {
-    scalar_t stored[STORED];
+  for (int first = 0; first + FOUR <= length; first += FOUR) {
+    scalar_t stored[FOUR];
 #pragma unroll
-    for (int e = 0; e < STORED; ++e) stored[e] = epilogue.finish(sums[first + e]);
-    if (first + STORED <= inside) {
+    for (int e = 0; e < FOUR; ++e) stored[e] = epilogue.finish(sums[first + e]);
+    if (first + FOUR <= inside) {
       store_vector(y + first, stored);
     } else {
 #pragma unroll
-      for (int e = 0; e < STORED; ++e) {
+      for (int e = 0; e < FOUR; ++e) {
         if (first + e < inside) y[first + e] = stored[e];
       }
     }
@@ -321,15 +322,14 @@ __device__ __forceinline__ void store_row(const Epilogue& epilogue, const accum_
 
 template <int LENGTH>
 __device__ __forceinline__ void keep_vector(accum_t* to, const accum_t* sums) {
-  Vector<LENGTH> kept;
+  Vector<LENGTH, accum_t> kept;
 #pragma unroll
   for (int e = 0; e < LENGTH; ++e) kept.element[e] = sums[e];
-  *reinterpret_cast<Vector<LENGTH>*>(to) = kept;
+  *reinterpret_cast<Vector<LENGTH, accum_t>*>(to) = kept;
 }
 
 // A row of a thread's outputs, to shared memory.
 __device__ __forceinline__ void keep_row(accum_t* to, const accum_t* sums, int length) {
-  constexpr int FOUR = 16 / sizeof(accum_t);
 #pragma unroll
   for (int e = 0; e < length; e += length % FOUR == 0 ? FOUR : length % 2 == 0 ? 2 : 1) {
     if (length % FOUR == 0) {
@@ -370,6 +370,20 @@ struct alignas(16) Share {
   short weight, part, parts;
 };
 
+// Neighbours from memory to a stage. Those of 16 bits become accum_t on the way, so nothing copies them by itself.
+template <int LENGTH>
+__device__ __forceinline__ void copy_to(accum_t* to, const scalar_t* from) {
+  if constexpr (sizeof(scalar_t) == sizeof(accum_t)) {
+    copy_async(reinterpret_cast<Vector<LENGTH>*>(to), reinterpret_cast<const Vector<LENGTH>*>(from), true);
+  } else {
+    const Vector<LENGTH> read = *reinterpret_cast<const Vector<LENGTH>*>(from);
+    Vector<LENGTH, accum_t> kept;
+#pragma unroll
+    for (int e = 0; e < LENGTH; ++e) kept.element[e] = to_accum(read.element[e]);
+    *reinterpret_cast<Vector<LENGTH, accum_t>*>(to) = kept;
+  }
+}
+
 template <int LENGTH>
 __device__ __forceinline__ void copy_rows(accum_t* to, const Share& own, const scalar_t* channel, const Copy* copies, int rows,
                                           int pitch, int first, int width, index_t step) {
@@ -381,8 +395,7 @@ __device__ __forceinline__ void copy_rows(accum_t* to, const Share& own, const s
 #pragma unroll 4
     for (int row = own.row; row < rows; row += own.rows) {
       const Copy copy = copies[row];
-      copy_async(reinterpret_cast<Vector<LENGTH>*>(to + copy.to + column),
-                 reinterpret_cast<const Vector<LENGTH>*>(from + copy.from), true);
+      copy_to<LENGTH>(to + copy.to + column, from + copy.from);
     }
   }
 }
@@ -483,8 +496,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 * WARPS / THREADS)
   }
   __syncthreads();
 
-  constexpr int STORED = 16 / sizeof(scalar_t);
-  const bool stored_vectors = shape.length() % STORED == 0 && made_of_vectors(output, STORED);
+  const bool stored_vectors = shape.length() % FOUR == 0 && made_of_vectors(output, FOUR);
   const auto copy = [&](int set, int step, int slot) {
     const Share share = shares[computed_anew(thread)];
     accum_t* const to = ring + slot * parts * channel_elements;
@@ -493,7 +505,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 * WARPS / THREADS)
                                             : min(group_parts, problem.groups - set * group_parts) * channel_parts;
     const scalar_t* const from = input.at(n, channel, 0, 0, 0);
     const int all = live_parts * live_rows;
-    if (share.length == 4) copy_rows<16 / sizeof(scalar_t)>(to, share, from, row_copy, all, pitch, from_w, width, 1);
+    if (share.length == 4) copy_rows<FOUR>(to, share, from, row_copy, all, pitch, from_w, width, 1);
     if (share.length == 2) copy_rows<2>(to, share, from, row_copy, all, pitch, from_w, width, 1);
     if (share.length == 1) copy_rows<1>(to, share, from, row_copy, all, pitch, from_w, width, input.stride[4]);
     if (share.part >= share.parts) return;
@@ -504,7 +516,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 * WARPS / THREADS)
 #pragma unroll 1
       for (int i = share.weight; i < all_weights; i += threads) {
         const Copy one = weight_copy[i];
-        copy_async(to + p * channel_elements + one.to, weights + one.from, true);
+        copy_to<1>(to + p * channel_elements + one.to, weights + one.from);
       }
     }
   };
