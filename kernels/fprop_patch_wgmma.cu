@@ -7,8 +7,13 @@ WGMMA_TILES = "tile_columns // 8"
 WHOLE_CHUNKS = "whole_chunks"
 ROWS_APART = "rows_apart"
 KERNEL_W = "kernel_w"
+PADDED = "padded"
 [constants]
-voxels = "batch * input_voxels"
+# Volumes that are no whole vectors are copied to such as end with a few voxels more.
+padded = "1 if input_voxels % (16 // itemsize) != 0 else 0"
+volume = "ceil_div(input_voxels * itemsize, 16) * 16 // itemsize"
+volume_cells = "batch * in_channels * volume * itemsize // 16"
+voxels = "batch * volume"
 columns = "out_channels_per_group * taps"
 # Channels come in chunks of 128 bytes, in two halves.
 chunks = "ceil_div(in_channels_per_group * itemsize, 128)"
@@ -37,7 +42,7 @@ shared_bytes = "pairs_at + 8 * (tile_columns + chunks) + passed_bytes"
 "kernel_w % 2 == 0" = "it stores two taps of a row together: an even kernel along w"
 "chunks <= 128 and most_columns >= 8 and shared_bytes <= 232448" = "a block keeps all channels of its weights in shared memory"
 "tile_columns <= 256" = "a product has at most 256 columns"
-"max(voxels, columns, groups * column_tiles * chunks * 8) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns and blocks must be below 2^31"
+"max(voxels, columns, groups * column_tiles * chunks * 8, padded * volume_cells) < 2 * 1024 * 1024 * 1024 - 512" = "voxels, columns, blocks and the vectors of padded volumes must be below 2^31"
 [search]
 COLUMNS = [32, 96, 128, 160, 256]
 ROWS = [1, 2]
@@ -50,12 +55,20 @@ bytes = "WARPGROUPS * 64 * ROWS * chunks * 128"
 first_bytes = "chunks * chunk_bytes * tile_columns"
 [workspace]
 packed_weight = "groups * column_tiles * chunks * tile_columns * chunk_bytes // 4"
+padded_input = "padded * volume_cells * 4"
 [[launch]]
 symbol = "convt3d_pack_patch_weight"
 general = true
 packs = "packed_weight"
 grid = "groups * column_tiles * chunks * 8 * ceil_div(tile_columns, 128)"
 block = 128
+[[launch]]
+symbol = "convt3d_pad_volumes"
+general = true
+when = "padded"
+prepares = "padded_input"
+grid = "ceil_div(volume_cells, 256)"
+block = 256
 [[launch]]
 symbol = "convt3d_fprop_patch_wgmma"
 grid = "streams * column_tiles * groups if batch > 0 else 0"
@@ -111,6 +124,9 @@ shared_bytes = "shared_bytes"
 #ifndef KERNEL_W
 #define KERNEL_W 2
 #endif
+#ifndef PADDED
+#define PADDED 0
+#endif
 #include "convt3d/pipe/patch_wgmma.cuh"
 
 constexpr int STEP = 32 / SIZE;                                       // channels of a product
@@ -138,6 +154,30 @@ extern "C" __global__ void __launch_bounds__(128)
   load_weight_cell(values, weight, group * channels + ci, column / taps, tap / taps_h, tap % taps_h / kernel_w, tap % kernel_w,
                    column < columns ? channels - ci : 0);
   pack_cell(values, packed_weight, number, tile_columns, i);
+}
+
+// ---- volumes that are no whole vectors ----
+
+// A thread has a vector of voxels of a channel, zeros behind the last one.
+extern "C" __global__ void __launch_bounds__(256)
+    convt3d_pad_volumes(const Problem problem, const View<const scalar_t> input, accum_t* __restrict__ padded_input,
+                        const int volume, const int volume_cells) {
+  let_next_begin();
+  if (threadIdx.x == 0) wait_for_packing();  // so that who waits for this launch waits for both
+  const int cell = static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x), row = cell / (volume / VECTOR);
+  if (cell >= volume_cells) return;
+  const int n = row / problem.in_channels, c = row - n * problem.in_channels;
+  const int line = (cell - row * (volume / VECTOR)) * VECTOR / problem.input_size[2];
+  int w = (cell - row * (volume / VECTOR)) * VECTOR - line * problem.input_size[2];
+  int d = line / problem.input_size[1], h = line - d * problem.input_size[1];
+  Vector<VECTOR> values = {};
+#pragma unroll
+  for (int e = 0; e < VECTOR; ++e) {
+    if (d < problem.input_size[0]) values.element[e] = *input.at(n, c, d, h, w);
+    if (++w == problem.input_size[2]) w = 0, ++h;
+    if (h == problem.input_size[1]) h = 0, ++d;
+  }
+  reinterpret_cast<Vector<VECTOR>*>(padded_input)[cell] = values;
 }
 
 // ---- the product ----
@@ -240,7 +280,8 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
                               const accum_t* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
                               const View<scalar_t> output, const int voxels, const int columns, const int column_tiles,
                               const int streams, const int chunks, const int tile_columns, const int block_tiles,
-                              const int pairs_at) {
+                              const int pairs_at, const accum_t* __restrict__ padded_input, const int volume,
+                              const int padded) {
   const Epilogue epilogue{bias};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   // blockIdx.x = (stream * groups + group) * column_tiles + column tile: neighbours share inputs.
@@ -258,7 +299,14 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
   if (thread == 0) weights.copy(packed_weight, group * column_tiles + block % column_tiles);
   __syncwarp();
 
-  Copier copier{input, made_of(input, problem.input_size, VECTOR), in_channels, lane};
+  View<const scalar_t> source = input;
+  if (SPECIALIZED(PADDED, padded) != 0) {
+    const int plane = problem.input_size[1] * problem.input_size[2];
+    source = {reinterpret_cast<const scalar_t*>(padded_input),
+              {static_cast<index_t>(volume) * problem.in_channels, volume, plane, problem.input_size[2], 1}};
+    wait_for_packing();  // for the launch that pads
+  }
+  Copier copier{source, SPECIALIZED(PADDED, padded) != 0 || made_of(input, problem.input_size, VECTOR), in_channels, lane};
   // A lane's pieces are whole pieces of a row of the output.
   const bool runs = kernel_w == 2 && output.stride[4] == 1 && problem.input_size[2] % RUN == 0 &&
                     aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2 * RUN);
@@ -267,8 +315,14 @@ extern "C" __global__ void __launch_bounds__(128 * WARPGROUPS, 1)
       output.stride[4] == 1 && aligned(output, output.stride[0] | output.stride[1] | output.stride[2] | output.stride[3], 2);
 
   const auto place = [&](int tile, int voxel) {
-    return place_of(problem, (tile * 4 + warp % 4) * COUNT + voxel, voxels, input, output, group * in_channels,
-                    group * out_channels, kernel_d, kernel_h, kernel_w);
+    int index = (tile * 4 + warp % 4) * COUNT + voxel, all = voxels;
+    if (SPECIALIZED(PADDED, padded) != 0) {  // from the number among padded volumes to that among those without what pads them
+      const int own = problem.input_size[0] * problem.input_size[1] * problem.input_size[2], n = index / volume;
+      all = problem.batch * own;
+      index = index - n * volume < own ? index - n * (volume - own) : all;
+    }
+    return place_of(problem, index, all, source, output, group * in_channels, group * out_channels, kernel_d, kernel_h,
+                    kernel_w);
   };
   const int step = streams * WARPGROUPS;
   // Where the last tiles are too few for all warpgroups, each block has as many of them as the others.
