@@ -7,6 +7,7 @@ same, and the cubins are, but for lines and symbols. Where the compiler is given
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import subprocess
@@ -29,6 +30,7 @@ from ..threads import share
 
 _CHILD = Path(__file__).with_name("carry_child.py")
 _MULTIPROCESSORS = {"NVIDIA H100 80GB HBM3": 132, "NVIDIA H200": 132}
+_ABOUT_PARAMETERS = (".nv.info", ".nv.constant0")  # sections that tell how many there are, and where
 _BY_PLACE = re.compile(r"\b(?:__LINE__|__FILE__|assert|__builtin_LINE|source_location)\b")  # code in which lines count
 
 Card = tuple[str, int]  # architecture and multiprocessors
@@ -305,10 +307,11 @@ def _difference(trees: _Trees, before: _Tree, after: _Tree, job: _Job) -> tuple[
     for where, plan in zip(("before", "now"), plans, strict=True):
         if "error" in plan:
             return f"{where}: {plan['error']}", False
-    for key in ("launches", "workspace"):
-        if plans[0][key] != plans[1][key]:
+    for key, alike in (("launches", _are_alike), ("workspace", operator.eq)):
+        if not alike(plans[0][key], plans[1][key]):
             return f"{key}: {_changed(plans[0][key], plans[1][key])}", False
-    if plans[0]["options"] == plans[1]["options"] and trees.same_text(before, after, job):
+    same_numbers = plans[0]["launches"] == plans[1]["launches"]
+    if same_numbers and plans[0]["options"] == plans[1]["options"] and trees.same_text(before, after, job):
         return None, False
     texts = [tree.ask("assembly", job.asked) for tree in (before, after)]
     if texts[0] == texts[1] and "error" not in texts[0]:
@@ -317,12 +320,26 @@ def _difference(trees: _Trees, before: _Tree, after: _Tree, job: _Job) -> tuple[
     for where, code in zip(("before", "now"), codes, strict=True):
         if "error" in code:
             return f"{where}: {code['error']}", True
+    idle = {symbol for plan in plans for symbol in plan["idle"]}  # functions that are not launched
     for name in dict.fromkeys((*codes[0], *codes[1])):
+        if name.rpartition(".")[2] in idle or (not same_numbers and name.startswith(_ABOUT_PARAMETERS)):
+            continue
         old, new = codes[0].get(name), codes[1].get(name)
         if old != new:
             sizes = [f"{code[0]} bytes" if code else "nothing" for code in (old, new)]
             return f"{name}: {sizes[0]} became " + ("others" if sizes[0] == sizes[1] else sizes[1]), True
     return None, True
+
+
+def _are_alike(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> bool:
+    """Whether launches are the same but for numbers behind all others: where the instructions are, too, nothing reads these."""
+    pairs = list(zip(old, new, strict=False))
+    numbers = [[list(launch["scalars"].items()) for launch in pair] for pair in pairs]
+    return (
+        len(old) == len(new)
+        and all({**a, "scalars": None} == {**b, "scalars": None} for a, b in pairs)
+        and all(few == more[: len(few)] for few, more in (sorted(pair, key=len) for pair in numbers))
+    )
 
 
 def _changed(old: Any, new: Any) -> str:

@@ -68,7 +68,9 @@ def _plan(asked: dict[str, Any]) -> dict[str, Any]:
     ]
     own, options = str(include_directory()), compiler_options(instance, asked["arch"])
     workspace = {name: numel for name, numel in plan.workspace.items() if numel}
-    return {"launches": launches, "workspace": workspace, "options": [option.replace(own, "include") for option in options]}
+    idle = {launch.symbol for launch in instance.kernel.launches} - {launch.symbol for launch in plan.launches}
+    told = [option.replace(own, "include") for option in options]
+    return {"launches": launches, "workspace": workspace, "options": told, "idle": sorted(idle)}
 
 
 def _source(asked: dict[str, Any]) -> dict[str, Any]:
