@@ -30,7 +30,7 @@ from ..threads import share
 
 _CHILD = Path(__file__).with_name("carry_child.py")
 _MULTIPROCESSORS = {"NVIDIA H100 80GB HBM3": 132, "NVIDIA H200": 132}
-_ABOUT_PARAMETERS = (".nv.info", ".nv.constant0")  # sections that tell how many there are, and where
+_ABOUT = (".nv.info", ".nv.constant0")  # sections that list functions and their parameters
 _BY_PLACE = re.compile(r"\b(?:__LINE__|__FILE__|assert|__builtin_LINE|source_location)\b")  # code in which lines count
 
 Card = tuple[str, int]  # architecture and multiprocessors
@@ -322,7 +322,7 @@ def _difference(trees: _Trees, before: _Tree, after: _Tree, job: _Job) -> tuple[
             return f"{where}: {code['error']}", True
     idle = {symbol for plan in plans for symbol in plan["idle"]}  # functions that are not launched
     for name in dict.fromkeys((*codes[0], *codes[1])):
-        if name.rpartition(".")[2] in idle or (not same_numbers and name.startswith(_ABOUT_PARAMETERS)):
+        if name.rpartition(".")[2] in idle or ((idle or not same_numbers) and name.startswith(_ABOUT)):
             continue
         old, new = codes[0].get(name), codes[1].get(name)
         if old != new:
