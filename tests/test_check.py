@@ -729,6 +729,17 @@ def test_printf_does_not_break_the_protocol() -> None:
         assert worker.verify(TINY, "fp32", "random", 0).ok
 
 
+@pytest.mark.sanitizer
+@pytest.mark.usefixtures("few_problems")
+def test_blocks_too_large_for_the_thread_sanitizer_are_not_tried(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "examples" / "my_gather.cu").read_text().replace("128)", "WIDTH)", 1).replace("128LL", "WIDTH * 1LL")
+    text = text.replace("block = 128", 'block = "WIDTH"').replace("[[launch]]", "[search]\nWIDTH = [128, 384]\n[[launch]]")
+    path = tmp_path / "wide.cu"
+    path.write_text(text.replace('#include "convt3d.cuh"', '#include "convt3d.cuh"\n#ifndef WIDTH\n#define WIDTH 128\n#endif'))
+    report = check(Kernel.from_file(path), backend="host", sanitize="thread", examples=5, dtypes=("fp32",))
+    assert report.passed and any("blocks of more than 256 threads" in line for line in str(report).splitlines()), str(report)
+
+
 def test_sanitizer_reports_are_summarized() -> None:
     assert summarize_report("nothing of note") is None
     log = "WARNING: ThreadSanitizer: data race (pid=7)\n  Write of size 4\n    #0 k /a/b.cu:12 (x.so)\n    #0 k /a/b.cu:14 (x.so)\n"

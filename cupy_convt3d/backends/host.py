@@ -54,6 +54,7 @@ _EVERY_KERNELS = """\
 #pragma GCC pop_options
 #include "convt3d.cuh"
 """
+MOST_RACED = 256  # threads of a block, under the thread sanitizer
 _LOCK = threading.Lock()  # ctypes releases the GIL, and the fiber runtime has one launch at a time
 if hasattr(os, "register_at_fork"):  # a fork waits for another thread's launch: its half could never be ended in the child
     os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
@@ -239,8 +240,8 @@ class HostModule(Module):
         if arguments.sizes != self._sizes[launch.symbol]:
             raise LaunchError(f"{launch.symbol}: takes arguments of {self._sizes[launch.symbol]} bytes, was given {arguments.sizes}")
         threads = launch.block[0] * launch.block[1] * launch.block[2]
-        if self._sanitizer == "thread" and threads > 256:
-            raise LaunchError(f"{launch.symbol}: {threads} threads a block; the thread sanitizer takes at most 256")
+        if self._sanitizer == "thread" and threads > MOST_RACED:
+            raise LaunchError(f"{launch.symbol}: {threads} threads a block; the thread sanitizer takes at most {MOST_RACED}")
         if self._sanitizer is None:
             self.stacks = self._launched = max(self._launched, threads)
         count = math.prod(launch.grid) if blocks is None else blocks

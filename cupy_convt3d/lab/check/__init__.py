@@ -20,7 +20,7 @@ from hypothesis.errors import Unsatisfiable
 
 from ... import limits, registry
 from ...backends.base import Backend
-from ...backends.host import HostBackend, check_sanitizer
+from ...backends.host import MOST_RACED, HostBackend, check_sanitizer
 from ...dtypes import DTYPES
 from ...errors import BackendError, CompileError, KernelError, ProblemError, shown
 from ...kernel import CONTIGUOUS, Kernel
@@ -59,6 +59,7 @@ from .examples import (
     has_low_grid,
     host_threads,
     is_forced,
+    largest_block,
     layouts,
     limit_grid,
     modes,
@@ -500,6 +501,9 @@ class _Search:
             return False
         if self.worker.backend == "host" and host_threads(kernel, problem, dtype) > most:
             self.report.leave_out(group, f"more than {most} threads, too many for the host")
+            return False
+        if self.sanitize == "thread" and largest_block(kernel, problem, dtype) > MOST_RACED:
+            self.report.leave_out(group, f"blocks of more than {MOST_RACED} threads, too many for the thread sanitizer")
             return False
         return True
 

@@ -573,6 +573,11 @@ def host_threads(kernel: Kernel, problem: Problem, dtype: str) -> int:
     return sum(math.prod(launch.grid) * math.prod(launch.block) for launch in kernel.plan(problem, dtype).launches)
 
 
+def largest_block(kernel: Kernel, problem: Problem, dtype: str) -> int:
+    """Return the threads of the largest block of a problem's launches."""
+    return max((math.prod(launch.block) for launch in kernel.plan(problem, dtype).launches), default=0)
+
+
 def draw_example(kernel: Kernel, seed: str) -> Example | None:
     """Return the example that a seed stands for, the same for the same arguments; None: the kernel cannot do it."""
     generator = random.Random(seed)
