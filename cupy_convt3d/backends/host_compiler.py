@@ -52,7 +52,8 @@ def wrote_too_much(log: str) -> str | None:
     """Return what is said where a compiler, or a program that it runs, has ended at the limit of a file's size; None if none has."""
     if "File size limit exceeded" not in log and "File too large" not in log:
         return None
-    return f"a file that the compiler writes would be larger than {_most_bytes()} bytes, the most that it may have"
+    name = " (ulimit -f)" if _most_bytes() < MOST_BYTES else ""
+    return f"a file that the compiler writes would be larger than {_most_bytes()} bytes, the most that it may have{name}"
 
 
 def _most_bytes() -> int:
@@ -120,7 +121,7 @@ def _printed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """
     deadline = time.monotonic() + TIME_LIMIT_S
     output, log = bytearray(), bytearray()
-    with selectors.DefaultSelector() as files:
+    with selectors.PollSelector() as files:
         files.register(process.stdout, selectors.EVENT_READ, output)  # type: ignore[arg-type]
         files.register(process.stderr, selectors.EVENT_READ, log)  # type: ignore[arg-type]
         while files.get_map() and len(output) <= MOST_PRINTED:
