@@ -20,7 +20,7 @@ from .dtypes import DTYPES
 from .errors import BackendError, DataError, KernelError, ProblemError, printable, require
 from .kernel import Kernel
 from .lab.progress import progress_bar
-from .limits import MOST_SECONDS, cores
+from .limits import MOST_SECONDS, cores, named_limit
 from .problem import LAYOUTS, PASSES, Problem
 from .tuning import Question, measured
 
@@ -62,7 +62,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PASSED
     except (KernelError, BackendError, ProblemError, DataError, OSError) as error:  # OSError: a file cannot be read or written
-        _say(f"error: {printable(_gone() or str(error))}")
+        limit = named_limit(error) if isinstance(error, OSError) else ""
+        _say(f"error: {printable(_gone() or f'{error}{limit}')}")
         return _USAGE
     except KeyboardInterrupt:
         _say("interrupted")

@@ -21,13 +21,16 @@ def read_bytes(path: Path) -> bytes:
         OSError: it cannot be read, is none (a pipe would be waited for without end), or is larger than `MOST_BYTES`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"is no regular file ({stat.filemode(status.st_mode)})")
         if status.st_size > MOST_BYTES:
             raise OSError(f"has {status.st_size} bytes, the limit is {MOST_BYTES}")
-        return file.read(status.st_size)  # what is asked for is allocated, however little there is
+        with os.fdopen(descriptor, "rb", closefd=False) as file:  # it would refuse a directory, by the descriptor's number
+            return file.read(status.st_size)  # what is asked for is allocated, however little there is
+    finally:
+        os.close(descriptor)
 
 
 def read_text(path: Path) -> str:

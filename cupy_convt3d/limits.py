@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Iterator
@@ -14,6 +15,11 @@ from .problem import Problem
 MOST_SECONDS = 1_000_000
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+_BY_ERROR = {
+    errno.EMFILE: ("ulimit -n", "RLIMIT_NOFILE"),
+    errno.EFBIG: ("ulimit -f", "RLIMIT_FSIZE"),
+    errno.EAGAIN: ("ulimit -u", "RLIMIT_NPROC"),
+}
 
 
 def cores() -> int:
@@ -75,3 +81,13 @@ def time_limit_s(problem: Problem, least: float) -> float:
     """
     elements = sum(map(math.prod, (problem.input_shape, problem.weight_shape, problem.output_shape)))
     return least + problem.flop / 1e7 + elements / 1e5
+
+
+def named_limit(error: OSError) -> str:
+    """Return what is added to an error that a limit of the process may be the reason of, as a shell calls it; "" for another one."""
+    if error.errno not in _BY_ERROR:
+        return ""
+    import resource
+
+    name, limit = _BY_ERROR[error.errno]
+    return f"; its limit is {resource.getrlimit(getattr(resource, limit))[0]} ({name})"

@@ -127,7 +127,8 @@ def test_an_entry_that_is_none_is_ignored(own: Path, what: str) -> None:
         path.write_bytes(content + hashlib.sha256(content).digest() + b"convt3d\n")
     else:
         path.write_bytes(b"" if what == "nothing" else b"text" * 100)
-    with pytest.warns(CacheWarning, match="was ignored|cannot be written"):
+    words = "was ignored: is no regular file" if what in ("a directory", "a pipe") else "was ignored|cannot be written"
+    with pytest.warns(CacheWarning, match=words):
         assert computes(HostBackend())
 
 
@@ -349,6 +350,27 @@ def test_the_compiler_has_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(host_compiler, "share_of_memory", lambda: 16 << 20)
     done = host_compiler.run_compiler([host.compiler(), "-x", "c++", "-c", "-o", "/dev/null", "-"], "int one;\n")
     assert done.returncode != 0
+
+
+def test_what_the_compiler_prints_has_a_greatest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few lines name 64 MiB of text, in the unit that the preprocessor prints and in messages."""
+    from cupy_convt3d.backends import host_compiler
+    from cupy_convt3d.errors import CompileError
+
+    def doubled(first: str, times: int) -> str:
+        return f"#define A0 {first}\n" + "".join(f"#define A{n + 1} A{n} A{n}\n" for n in range(times))
+
+    monkeypatch.setattr(host_compiler, "MOST_PRINTED", 1 << 20)
+    unit = doubled(f'"{"x" * 2000}"', 15)
+    with pytest.raises(CompileError, match=r"kernel 'k': .* prints more than 1048576 bytes"):
+        host_compiler.run_compiler([host.compiler(), "-E", "-x", "c++", "-"], f"{unit}A15\n", "kernel 'k'")
+    messages = doubled(f'_Pragma("message(\\"{"x" * 2000}\\")")', 9)
+    done = host_compiler.run_compiler([host.compiler(), "-x", "c++", "-c", "-o", "/dev/null", "-"], f"{messages}A9\nint one;\n")
+    assert done.returncode == 0 and 1 << 20 <= len(done.stderr.encode()) < 2 << 20
+    head, body = TEXT.split("*/\n")
+    wrong = body.replace("output[0]", 'mistake; const char* s = "" A15; output[0]')
+    with pytest.raises(CompileError, match=r"refused it\n[^$]*mistake.* was not declared"):
+        HostBackend().library(Instance(Kernel.from_source(f"{head}*/\n{unit}{wrong}", "much"), "fp32"))
 
 
 def test_the_compilers_files_have_a_greatest_size(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from cupy_convt3d.lab.run.worker import Worker
 from cupy_convt3d.lab.tune import carry
 from cupy_convt3d.problem import Problem
 from cupy_convt3d.registry import kernel
-from cupy_convt3d.source import PACKAGE
+from cupy_convt3d.source import PACKAGE, Instance
 
 KERNELS = Path(__file__).parent / "hostile" / "kernels"
 PROBLEM = Problem.parse("n1_c1to1_i1x1x2_k1")
@@ -287,8 +287,15 @@ def test_what_a_judge_lacks_is_no_verdict(error: Exception, words: str, monkeypa
     assert reply["error"] == "BackendError" and re.search(words, reply["text"])
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("limit", "number"), [("n", 14), ("f", 8)])
-def test_a_limit_that_is_too_low_is_named(limit: str, number: int) -> None:
+def test_a_limit_that_is_too_low_is_named(limit: str, number: int, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the compiler's errors too, where nothing is in the cache."""
+    if compiled:
+        for dtype in kernel("fprop_gather").dtypes:
+            HostBackend().library(Instance(kernel("fprop_gather"), dtype))
+    else:
+        monkeypatch.setenv("CONVT3D_CACHE", str(tmp_path / "empty"))
     line = f"ulimit -{limit} {number}; exec {sys.executable} -m cupy_convt3d check fprop_gather --backend host --problem {PROBLEM}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and f"(ulimit -{limit})" in done.stderr and "Traceback" not in done.stderr
@@ -324,9 +331,7 @@ def test_what_ran_when_fuzz_was_killed_is_named_and_the_second_time_a_finding(
     assert "the run was killed twice while this ran" in path.read_text()
 
 
-def _instance(known: Kernel) -> object:
-    from cupy_convt3d.source import Instance
-
+def _instance(known: Kernel) -> Instance:
     return Instance(known, known.dtypes[0])
 
 

@@ -173,6 +173,7 @@ def test_files_that_cannot_be_examined(tmp_path: Path, capsys: pytest.CaptureFix
         "none has a class ModelNew": write(tmp_path, MODEL, "model.py"),
         "No such file": tmp_path / "missing.py",
         "null bytes": write(tmp_path, "class ModelNew:\0", "null.py"),
+        "nested too deeply": write(tmp_path, f"x = {'-' * 100_000}1", "deep.py"),
         "not a regular file": tmp_path / "fifo.py",
         r"red\x1b[31m\u202e.py: has neither": write(tmp_path, "x = 1", "red\x1b[31m\u202e.py"),
     }

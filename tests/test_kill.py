@@ -1,7 +1,4 @@
-"""Commands that are ended at a random moment: no process is left, no temporary file, and what was recorded is whole.
-
-`kernelbench` is left out: it needs a GPU, and `test_hostile_models.py` ends its processes.
-"""
+"""Commands that are ended at a random moment: no process is left, no temporary file, and what was recorded is whole."""
 
 from __future__ import annotations
 
@@ -17,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+MODELS = [str(Path(__file__).parent / "hostile" / f"model_{name}.py") for name in ("reference", "honest_plain", "honest_tuple")]
 PROBLEM = ["--problem", "n1_c1to2_i3_k3_s2"]
 COMMANDS = {
     "bench": ["bench", *PROBLEM, "--kernels", "fprop_gather", "--backend", "host", "--out", "results.json"],
     "check": ["check", "fprop_gather", "--backend", "host"],
     "fuzz": ["fuzz", "fprop_gather", "--backend", "host", "--workers", "2", "--findings", "findings.jsonl"],
+    "kernelbench": ["kernelbench", *MODELS, "--fuzz", "50"],
     "mutants": ["mutants", "fprop_gather", "--sample", "4", "--workers", "2", "--kept", "kept.jsonl"],
     "report": ["report", "--out", "report"],
     "tune": ["tune", *PROBLEM, "--kernels", "fprop_gather", "--backend", "host", "--out", "tuning.json"],
@@ -58,6 +57,8 @@ def recorded(folder: Path) -> dict[str, list[object]]:
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_random_kill_leaves_nothing_and_loses_nothing(name: str, tmp_path: Path) -> None:
+    if name == "kernelbench":
+        pytest.importorskip("torch")
     generator = random.Random(f"{SEED} {name}")
     temporary, here = tmp_path / "temporary", tmp_path / "here"
     temporary.mkdir()

@@ -121,7 +121,8 @@ def _classes(path: Path) -> set[str]:
             warnings.simplefilter("ignore")
             tree = ast.parse(path.read_bytes(), str(path))  # bytes: a byte order mark and a declared encoding count
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        raise KernelError(printable(f"{path}: cannot be read: {error}")) from None
+        why = "it is nested too deeply" if isinstance(error, RecursionError | MemoryError) else str(error)  # Python's parser says no more
+        raise KernelError(printable(f"{path}: cannot be read: {why}")) from None
     return {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import limits
 from ...errors import BackendError, CompileError, KernelError, LaunchError, printable
 from ...kernel import CONTIGUOUS, Kernel, Numbers
 from ...problem import Problem
@@ -33,12 +34,6 @@ from .runner import backend_of
 from .verify import Outcome, output, verify
 
 _COLLECTED = 20_000  # new objects between two collections, here and in the kernel's process; an example has hundreds
-# What an error means that a limit may be the reason of, as a shell calls it.
-_BY_ERROR = {
-    errno.EMFILE: ("ulimit -n", resource.RLIMIT_NOFILE),
-    errno.EFBIG: ("ulimit -f", resource.RLIMIT_FSIZE),
-    errno.EAGAIN: ("ulimit -u", resource.RLIMIT_NPROC),
-}
 _STATM = Path("/proc/self/statm")  # begins with the pages of addresses
 
 
@@ -137,9 +132,7 @@ def _too_little(error: MemoryError | OSError) -> str:
     if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
         most = resource.getrlimit(resource.RLIMIT_AS)[0]
         return f"the judge's process has no memory for this example ({error}); its limit (ulimit -v, or half of the memory) is {most} bytes"
-    name, number = _BY_ERROR.get(error.errno or 0, ("", -1))
-    limit = f"; its limit is {resource.getrlimit(number)[0]} ({name})" if name else ""
-    return f"the judge's process cannot work: {error}{limit}"
+    return f"the judge's process cannot work: {error}{limits.named_limit(error)}"
 
 
 def _in_one_line(error: Exception) -> str:
