@@ -91,6 +91,7 @@ __all__ = ["CheckReport", "Counterexample", "check", "default_backend", "limit_g
 
 
 _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for each
+_MOST_TARGETED = 200  # drawn problems of which some are steps towards the largest error
 _SEARCHED_DRAWN = 20  # problems of each configuration that `tune` may choose
 _MOST_OF_WORKSPACE = 3  # far problems that are tried for a workspace or a launch
 _HOST_ALONE = "the host backend alone runs them: a GPU would compile a binary for each"
@@ -702,11 +703,11 @@ class _Search:
         given = hypothesis.given(
             st.sampled_from(self.configurations), st.data(), st.sampled_from(drawn_combinations(self.pairs)), _SEEDS
         )
-        # Steps towards the largest error may end in what has been tried: the rest is drawn without them.
+        # Steps towards the largest error end in what has been tried, and of many examples nearly all would be: the rest is drawn without.
         for again, phases in enumerate(((Phase.generate, Phase.target), (Phase.generate,))):
             if ran < examples and (ran or not again):
                 settings = hypothesis.settings(
-                    max_examples=examples - ran,
+                    max_examples=examples - ran if again else min(examples, _MOST_TARGETED),
                     database=None,
                     derandomize=False,
                     deadline=None,
