@@ -82,7 +82,11 @@ shared_bytes = "weight_bytes + stage_bytes"
 #define UNROLL 2
 #endif
 #ifndef UNROLLED_TAPS
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define UNROLLED_TAPS 16  // the same there
+#else
 #define UNROLLED_TAPS 24
+#endif
 #endif
 // Set by the problem; these are for a look at the compiler's output.
 #ifndef KERNEL_W

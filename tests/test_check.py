@@ -732,7 +732,8 @@ def test_printf_does_not_break_the_protocol() -> None:
 @pytest.mark.sanitizer
 @pytest.mark.usefixtures("few_problems")
 def test_blocks_too_large_for_the_thread_sanitizer_are_not_tried(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[1] / "examples" / "my_gather.cu").read_text().replace("128)", "WIDTH)", 1).replace("128LL", "WIDTH * 1LL")
+    text = (Path(__file__).parents[1] / "examples" / "my_gather.cu").read_text()
+    text = text.replace("128)", "WIDTH)", 1).replace("128LL", "WIDTH * 1LL")
     text = text.replace("block = 128", 'block = "WIDTH"').replace("[[launch]]", "[search]\nWIDTH = [128, 384]\n[[launch]]")
     path = tmp_path / "wide.cu"
     path.write_text(text.replace('#include "convt3d.cuh"', '#include "convt3d.cuh"\n#ifndef WIDTH\n#define WIDTH 128\n#endif'))
