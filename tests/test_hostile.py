@@ -66,6 +66,7 @@ SAID = {
     "load_endless": "hang",
     "load_forks": "crash: the kernel has started a process",
     "longjmp": "crash: the kernel's process was ended by SIG",
+    "open_memory": "crash: the kernel's process ended with exit code 40",
     "shorten_memory": "never written; 2 of 2 elements",
     "stop": "hang",
     "stop_parent": "crash: the kernel has ended or stopped the process that judges it (hang: it did not answer within",
@@ -76,7 +77,7 @@ SAID = {
 }
 QUICK = (
     *("forge_replies", "garbage_on_files", "exit_99", "kill_parent", "fork_and_exit", "daemon"),
-    *("flood_and_pass_on", "write_input", "fork_in_thread"),
+    *("flood_and_pass_on", "write_input", "fork_in_thread", "open_memory"),
 )
 
 

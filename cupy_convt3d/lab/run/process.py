@@ -19,6 +19,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _DEATH_SIGNAL, _IS_DUMPABLE, _DUMPABLE, _SUBREAPER = 1, 3, 4, 36  # PR_SET_*, and PR_GET_DUMPABLE
+_BOUNDING, _NO_NEW_PRIVILEGES, _CAPABILITIES = 24, 38, 64  # PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, numbers of capabilities
+_KEPT = 0b1110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER: files are root's as before
+_VERSION_3 = 0x20080522  # of capget and capset: 64 bits
 _ROOT = Path(__file__).resolve().parents[3]  # this very package is there
 _SWEEP_LIMIT_S, _REAP_LIMIT_S = 2.0, 10.0
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
@@ -62,8 +65,22 @@ def adopt_orphans() -> None:
 
 
 def set_inspectable(allowed: bool) -> None:
-    """Let other processes of the user trace this one, write to its memory and open its files, or not; root always may."""
+    """Let other processes of the user trace this one, write to its memory and open its files, or not; root may, with its privileges."""
     _prctl(_DUMPABLE, int(allowed))
+
+
+def give_up_privileges() -> None:
+    """Give up for good what root may do to others, but for files: among it to inspect processes that hide. Who is not root gains nothing
+    by programs that set a user."""
+    for number in range(_CAPABILITIES):
+        if not _KEPT >> number & 1:
+            _prctl(_BOUNDING, number)
+    _prctl(_NO_NEW_PRIVILEGES, 1)
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        library, words = ctypes.CDLL(None), (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; the low words first
+        who = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+        if library.capget(who, words) == 0:
+            library.capset(who, (ctypes.c_uint32 * 6)(*(word & _KEPT if place < 2 else 0 for place, word in enumerate(words))))
 
 
 def hide() -> None:

@@ -41,6 +41,8 @@ def main(judge: int, requests: int, replies: int, log: int, arena: Arena, setup:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     process.die_with_parent(judge)
     process.set_inspectable(True)
+    if setup[0] == "host":  # else no code of a kernel's runs in this process
+        process.give_up_privileges()
     os.setpgid(0, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
