@@ -152,7 +152,7 @@ def upsample(bench: Bench, kernel: Kernel, volume: np.ndarray[Any, Any]) -> tupl
 
 
 def _check_all(progress: Progress, registered: Mapping[str, Kernel], backend: Backend, examples: int) -> dict[str, CheckReport]:
-    """Check each kernel in the first of its dtypes, so many at once as there are cores."""
+    """Check each kernel in the last of its dtypes, so many at once as there are cores; the longest sources, which take longest, first."""
     reports: dict[str, CheckReport] = {}
     every = progress.add_task("check", total=len(registered))
 
@@ -163,11 +163,12 @@ def _check_all(progress: Progress, registered: Mapping[str, Kernel], backend: Ba
             def show(done: int, total: int, _: str, task: TaskID = task) -> None:
                 progress.update(task, completed=done, total=total)
 
-            reports[name] = check(kernel, backend=backend.name, examples=examples, dtypes=kernel.dtypes[:1], progress=show)
+            reports[name] = check(kernel, backend=backend.name, examples=examples, dtypes=kernel.dtypes[-1:], progress=show)
             progress.remove_task(task)
             progress.advance(every)
 
-    share(registered.items(), cores() if backend.name == "host" else 1, work)
+    longest_first = sorted(registered.items(), key=lambda item: len(item[1].source), reverse=True)
+    share(longest_first, cores() if backend.name == "host" else 1, work)
     progress.remove_task(every)
     return {name: reports[name] for name in registered}
 
