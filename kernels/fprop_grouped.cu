@@ -83,7 +83,7 @@ shared_bytes = "weight_bytes + stage_bytes"
 #endif
 #ifndef UNROLLED_TAPS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define UNROLLED_TAPS 16  // the same there
+#define UNROLLED_TAPS 16  // eight channels in one piece of code spill there
 #else
 #define UNROLLED_TAPS 24
 #endif

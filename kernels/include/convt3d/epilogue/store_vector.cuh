@@ -1,4 +1,5 @@
-// One store of 16 bytes, or of 8 in 16 bits; in PTX, because the compiler may make four of it where other code stores the same elements one by one.
+// One store of 16 bytes, or of 8 in 16 bits; in PTX, because the compiler may make four of it where other code stores the same elements
+// one by one.
 #pragma once
 
 #if defined(__CUDACC__)
