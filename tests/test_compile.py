@@ -175,9 +175,9 @@ def test_bad_commands_say_so(words: list[str], said: str, capsys: pytest.Capture
     assert said in capsys.readouterr().err
 
 
-# Kernels that have more binaries for a layer than `A_FEW`: for each volume (`fprop_grouped` knows how far apart channels lie, where they
-# lie in lines; `fprop_toeplitz_mma` how far apart the rows and columns of a block's inputs do).
-A_FEW, MANY_BINARIES = 10, {"fprop_grouped", "fprop_toeplitz_mma"}
+# Kernels that have more binaries for a layer than `A_FEW`: `fprop_toeplitz_mma` knows how far apart the rows and columns of a block's
+# inputs lie.
+A_FEW, MANY_BINARIES = 10, {"fprop_toeplitz_mma"}
 
 
 @pytest.mark.slow
