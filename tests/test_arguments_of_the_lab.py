@@ -44,6 +44,7 @@ class Nasty:
         {"examples": "1"},
         {"progress": 5},
         {"in_process": "no"},
+        {"quick": 1},
         {"sandbox": ""},
         {"backend": 0},
         {"backend": ""},

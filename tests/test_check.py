@@ -94,20 +94,11 @@ def plain_file(tmp_path: Path) -> Path:
 SEED, EXAMPLES = int(os.environ.get("SEED") or 0), int(os.environ.get("SEARCH_EXAMPLES") or 0)
 
 
-def in_sixths(problems: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return what has a sixth of `problems`, a different one for the next seed."""
-    return lambda *arguments: problems(*arguments)[SEED % 6 :: 6]
-
-
 @pytest.mark.parametrize("name", registry.kernels())
-def test_shipped_kernels_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole check, but for most of the problems of tiles and layouts, and values to search, which the slow tests have."""
-    if not EXAMPLES:
-        monkeypatch.setattr("cupy_convt3d.lab.check.searched", lambda _: [])
-        for problems in ("tails", "layouts"):
-            monkeypatch.setattr(f"cupy_convt3d.lab.check.{problems}", in_sixths(getattr(examples, problems)))
+def test_shipped_kernels_pass(name: str) -> None:
+    """The quick check; the slow tests have the whole one."""
     dtypes = registry.kernel(name).dtypes if EXAMPLES else (checked(registry.kernel(name)),)
-    report = check(name, backend="host", dtypes=dtypes, examples=EXAMPLES or 60, seed=SEED)
+    report = check(name, backend="host", dtypes=dtypes, examples=EXAMPLES or 60, seed=SEED, quick=not EXAMPLES)
     assert report.passed, str(report)
     assert report.dtypes == dtypes
     assert set(report.features) | set(report.not_applicable) == set(strategies.FEATURES)
@@ -133,6 +124,19 @@ def test_shipped_kernels_pass_in_another_dtype(name: str) -> None:
     others = [dtype for dtype in kernel.dtypes if dtype != checked(kernel)] or kernel.dtypes
     report = check(name, backend="host", dtypes=[others[SEED % len(others)]], examples=60, seed=SEED)
     assert report.passed, str(report)
+
+
+def test_a_quick_check_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "fprop_tiled"
+    tried = examples.configurations(registry.kernel(name), low_grid=True)
+    whole = sum(len(examples.tails(one, "fp32")) + len(examples.layouts(one, "fp32")) for one in tried)
+    report = check(name, backend="host", examples=1, dtypes=["fp32"], quick=True)
+    assert report.passed, str(report)
+    (left,) = (count for reason, count in report.untried["problems of tiles and layouts"].items() if "quick check" in reason)
+    assert 0.8 * whole < left < 0.9 * whole
+    assert "problems of values to search" not in report.tried and "quick check" in str(report.untried["problems of values to search"])
+    assert cli.main(["check", name, "--backend", "host", "--examples", "1", "--dtype", "fp32", "--quick", "--seed", "5"]) == 0
+    assert "a quick check leaves them out" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("few_problems")

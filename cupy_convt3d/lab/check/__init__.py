@@ -94,6 +94,7 @@ _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for e
 _MOST_TARGETED = 200  # drawn problems of which some are steps towards the largest error
 _SEARCHED_DRAWN = 20  # problems of each configuration that `tune` may choose
 _MOST_OF_WORKSPACE = 3  # far problems that are tried for a workspace or a launch
+_QUICK = "a quick check leaves them out"
 _HOST_ALONE = "the host backend alone runs them: a GPU would compile a binary for each"
 _SEEDS = st.builds(int.__add__, st.sampled_from((0, APART, LATE, LATE)), st.integers(0, APART - 2))  # of every kind of layout
 
@@ -153,6 +154,7 @@ def check(
     kinds: Sequence[str] | None = None,
     in_process: bool = False,
     sandbox: bool = False,
+    quick: bool = False,
 ) -> CheckReport:
     """Check a kernel against the NumPy reference, in a child process, and shrink what fails.
 
@@ -173,15 +175,18 @@ def check(
         kinds: of `tensors.KINDS`, `tensors.SPECIAL_KINDS`, or "far" (tensors past 2^32 elements, host only); None: all.
         in_process: no child process, for tools that watch one (compute-sanitizer, ncu, a debugger); without `sanitize`.
         sandbox: take network, home directory and other processes away from the kernel, see docs/containment.md; host only.
+        quick: of the problems of tiles and layouts a sixth, another for the next seed, and none with values to search.
 
     Raises:
         KernelError, CompileError, BackendError: the kernel, its dtype or the backend cannot be had at all.
         KernelError, ProblemTypeError: an argument is of another type or out of range; said before anything runs.
     """
-    check_arguments(problem, problems, dtypes, kinds, seed, time_limit_s, examples, in_process, sandbox, progress)
+    check_arguments(problem, problems, dtypes, kinds, seed, time_limit_s, examples, in_process, sandbox, quick, progress)
     backend = default_backend() if backend is None else backend
     search = _Search(resolve(kernel), backend, dtypes, kinds, sanitize, progress, time_limit_s)
     search.only = (*problems, *([] if problem is None else [problem]))
+    search.quick = quick
+    search.sixth = slice(seed % 6, None, 6) if quick else slice(None)
     start = time.perf_counter()
     if FAR in (kinds or ()) and (search.report.backend != "host" or sanitize):
         where = f"sanitize={sanitize!r}" if sanitize else f"backend={search.report.backend!r}"
@@ -280,6 +285,7 @@ class _Search:
         self.total = 0
         self.failure: tuple[Example, Outcome] | None = None
         self.sandbox, self.opened = False, contextlib.ExitStack()
+        self.quick, self.sixth = False, slice(None)  # of the problems of tiles and layouts: all
 
     def precompile(self, sanitize: str | None, alone: bool) -> None:
         """Compile while the child is still importing; it then finds the binaries in the cache.
@@ -321,7 +327,7 @@ class _Search:
                 yield self.kernel, problem, dtype
         for configuration in self.configurations:
             for dtype in self.tail_dtypes(configuration):
-                for problem in (*tails(configuration, dtype), *(problem for problem, _ in layouts(configuration, dtype))):
+                for problem in (*tails(configuration, dtype)[self.sixth], *(p for p, _ in layouts(configuration, dtype)[self.sixth])):
                     yield configuration, problem, dtype
 
     def run(self, group: str, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
@@ -482,6 +488,10 @@ class _Search:
         refused = partial(self.refused, TILES, dtype=dtype)
         tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
         larger = [(problem, seed, MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
+        if self.quick:
+            whole, tail, larger = len(tail) + len(larger), tail[self.sixth], larger[self.sixth]
+            if left := whole - len(tail) - len(larger):
+                self.report.leave_out(TILES, _QUICK, left)
         lives = [(problem, seed, math.inf) for problem, seed in deep(configuration, dtype, refused)]
         found: dict[Problem, tuple[list[int], bool]] = {}
         for problem, seed, most in tail + larger + lives:
@@ -534,6 +544,9 @@ class _Search:
         Behind these come both in each dtype whose numbers in the declaration neither has.
         """
         configurations, dtypes = searched(self.kernel), self.report.dtypes
+        if configurations and self.quick:
+            self.report.leave_out(SEARCHED, _QUICK)
+            return []
         if configurations and self.worker.backend != "host":
             self.report.leave_out(SEARCHED, _HOST_ALONE)
             return []

@@ -19,6 +19,7 @@ def check_arguments(
     examples: int,
     in_process: bool,
     sandbox: bool,
+    quick: bool,
     progress: object,
 ) -> None:
     """Raise KernelError or ProblemTypeError for an argument that is of another type than `check` declares."""
@@ -35,7 +36,7 @@ def check_arguments(
     for name, number in (("seed", seed), ("examples", examples)):
         if type(number) is not int or number < 0:
             raise KernelError(f"{name}={shown(number)}: must be a whole number, at least 0")
-    for name, switch in (("in_process", in_process), ("sandbox", sandbox)):
+    for name, switch in (("in_process", in_process), ("sandbox", sandbox), ("quick", quick)):
         if not isinstance(switch, bool):
             raise KernelError(f"{name}={shown(switch)}: must be True or False")
 
