@@ -649,8 +649,13 @@ def _expressions(fail: Any, key: str, given: object) -> dict[str, str | int]:
 def _expression(fail: Any, key: str, value: object) -> None:
     if type(value) not in (int, str) or (isinstance(value, int) and abs(value) > MOST_VALUE):
         raise fail(f"{key}={shown(value)}: must be an integer or an expression in quotes")
-    if isinstance(value, str) and kind_of(value) != "int":
-        raise fail(f"{key}={shown(value)}: must be a number, and is a tuple")
+    if isinstance(value, str):
+        try:
+            kind = kind_of(value)
+        except KernelError as error:
+            raise fail(f"{key}: {error}") from None
+        if kind != "int":
+            raise fail(f"{key}={shown(value)}: must be a number, and is a tuple")
 
 
 def _reasons(fail: Any, key: str, given: object) -> dict[str, str]:

@@ -75,6 +75,39 @@ SAID = {
     "write_everywhere": "out of bounds: ",
     "write_input": "input was written to",
 }
+# Data that is none, or that would be code: by the command that reads files of that name, and what is said behind the file's own.
+DATA = Path(__file__).parent / "hostile" / "data"
+READ_BY = {
+    "calls": ["compile"],
+    "database": ["tune", "--backend", "host", "--problem", "n1_c1to1_i3_k1", "--kernels", "fprop_gather", "--out"],
+    "declaration": ["check", "--backend", "host", "--examples", "0"],
+    "explained": ["mutants", "fprop_gather", "--explained"],
+    "findings": ["fuzz", "--replay", "--findings"],
+    "sweep": ["calibrate"],
+}
+SAID_OF_DATA = {
+    "calls_precision_is_a_list.json": "': call 1: precision=['fp32']: must be text",
+    "calls_problem_without_end.json": "': call 1: problem: name='n1_c4to4_i999",
+    "database_code_in_tunables.json": "', line 2: tunables.TILE_DEPTH='1);} static int x",
+    "database_cut_off.json": "': is no JSON: ",
+    "database_instance_of_another_precision.json": "', line 2: instance='fp16': must be one of fp32",
+    "database_time_is_no_number.json": "', line 2: median_ms=nan: must be from",
+    "declaration_call_of_a_module.cu": "': grid: expression \"__import__('os').getpid()\": only min, max,",
+    "declaration_includes_a_password_file.cu": ".cu:9: #include of /etc/passwd lies outside of the kernel's folder",
+    "declaration_name_outside.cu": "': its declaration has unknown keys ['name']",
+    "declaration_negative_shared_memory.cu": ": shared_bytes=-16: must be from 0 to",
+    "declaration_number_as_text.cu": "': block: expression '1.5': Constant is not allowed",
+    "declaration_power_without_end.cu": "': grid: expression '9 ** 9 ** 9 ** 9': BinOp is not allowed",
+    "declaration_shared_memory_of_a_terabyte.cu": ": shared_bytes=1099511627776: must be from 0 to",
+    "declaration_text_arithmetic.cu": "': grid: expression \"'9' * 1000000000\": Constant is not allowed",
+    "declaration_too_deep.cu": ": has 6001 characters, the limit is 2000",
+    "explained_verdict_is_code.toml": "': verdict=\"__import__('os').system('touch pwned')\": must be equivalent or survived",
+    "findings_code_in_tunables.jsonl": "', line 2: tunables.TILE_DEPTH='1);} static int x",
+    "findings_path_of_a_pipe.jsonl": "', line 1: path='/dev/stdin': must end with .cu",
+    "findings_too_deep.jsonl": "', line 1: ",
+    "findings_unknown_dtype.jsonl": "', line 1: dtype='int8': must be one of",
+    "sweep_of_nothing.json": "': card=None: must be an object",
+}
 QUICK = (
     *("forge_replies", "garbage_on_files", "exit_99", "kill_parent", "fork_and_exit", "daemon"),
     *("flood_and_pass_on", "write_input", "fork_in_thread", "open_memory"),
@@ -164,6 +197,27 @@ def test_a_hostile_kernel_fails_in_one_line(name: str, capsys: pytest.CaptureFix
     assert rest[-1].strip().startswith("reproduce: ") and len(rest) <= 2
     assert shown.out.replace("\n", "").isprintable() and not shown.err
     assert time.monotonic() - begun < 90
+
+
+def test_every_data_file_of_the_corpus_has_its_line() -> None:
+    assert sorted(SAID_OF_DATA) == sorted(path.name for path in DATA.iterdir())
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("name", SAID_OF_DATA)
+def test_hostile_data_is_refused_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, before = DATA / name, (DATA / name).read_bytes()
+    code = cli.main([*READ_BY[name.partition("_")[0]], str(path)])
+    shown = capsys.readouterr()
+    if "_shared_memory" in name:  # its value is known when there is a problem
+        assert code == 1 and not shown.err
+        assert "nothing was run" in shown.out and SAID_OF_DATA[name] in shown.out
+    else:
+        assert code == 2
+        (line,) = shown.err.splitlines()
+        assert line.startswith("convt3d: error: ") and path.stem in line and SAID_OF_DATA[name] in line and line.isprintable()
+        assert not shown.out
+    assert path.read_bytes() == before
 
 
 @pytest.mark.usefixtures("nothing_left")
