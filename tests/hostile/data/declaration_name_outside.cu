@@ -7,4 +7,5 @@ grid = 1
 block = 1
 */
 #include "convt3d.cuh"
-extern "C" __global__ void k(const Problem problem, const float* input, const float* weight, const float* bias, float* output) {}
+extern "C" __global__ void k(const Problem problem, const float* input, const float* weight, const float* bias, float* output) {
+}
