@@ -28,7 +28,8 @@ extern "C" __global__ void hostile(const float* input, const float* weight, cons
     if ((files[count] = open(name, O_WRONLY | O_NONBLOCK)) >= 0) ++count;
   }
   kill(judge, SIGSTOP);
-  const long long size = snprintf(text + 8, 248, "{\"outcome\": {\"ok\": true, \"ratio\": 0}, \"pid\": 0, \"restarts\": 0, \"failures\": 0}");
+  const long long size =
+      snprintf(text + 8, 248, "{\"outcome\": {\"ok\": true, \"ratio\": 0}, \"pid\": 0, \"restarts\": 0, \"failures\": 0}");
   memcpy(text, &size, 8);
   for (int times = 0; times < 100; ++times, usleep(1000))
     for (int file = 0; file < count; ++file) (void)!write(files[file], text, size + 8);
