@@ -12,12 +12,11 @@ def mistaken(kernel: Kernel, right: str, wrong: str, *, everywhere: bool = False
     There it is once, unless it is meant to be replaced everywhere: in the source and in each header.
     """
     texts = {"": kernel.source, **headers_of(kernel, host=False)}
-    changed = {place: text.replace(right, wrong) for place, text in texts.items() if right in text}
+    places = [place for place, text in texts.items() if right in text]
+    assert places
     if not everywhere:
-        place = "" if "" in changed else next(iter(changed))
-        assert len(changed) == 1 or place == ""
-        assert texts[place].count(right) == 1
-        changed = {place: changed[place]}
-    assert changed
-    source = changed.pop("", kernel.source)
-    return Kernel.from_source(source, "mistaken").replace_headers(changed)
+        assert places[0] == "" or len(places) == 1
+        assert texts[places[0]].count(right) == 1
+        places = places[:1]
+    changed = {place: texts[place].replace(right, wrong) for place in places}
+    return Kernel.from_source(changed.pop("", kernel.source), "mistaken").replace_headers(changed)

@@ -285,7 +285,7 @@ class _Search:
         self.total = 0
         self.failure: tuple[Example, Outcome] | None = None
         self.sandbox, self.opened = False, contextlib.ExitStack()
-        self.quick, self.sixth = False, slice(None)  # of the problems of tiles and layouts: all
+        self.quick, self.sixth = False, slice(None)  # which of the problems of tiles and layouts, all at first
 
     def precompile(self, sanitize: str | None, alone: bool) -> None:
         """Compile while the child is still importing; it then finds the binaries in the cache.
@@ -488,10 +488,9 @@ class _Search:
         refused = partial(self.refused, TILES, dtype=dtype)
         tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
         larger = [(problem, seed, MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
-        if self.quick:
-            whole, tail, larger = len(tail) + len(larger), tail[self.sixth], larger[self.sixth]
-            if left := whole - len(tail) - len(larger):
-                self.report.leave_out(TILES, _QUICK, left)
+        whole, tail, larger = len(tail) + len(larger), tail[self.sixth], larger[self.sixth]
+        if left := whole - len(tail) - len(larger):
+            self.report.leave_out(TILES, _QUICK, left)
         lives = [(problem, seed, math.inf) for problem, seed in deep(configuration, dtype, refused)]
         found: dict[Problem, tuple[list[int], bool]] = {}
         for problem, seed, most in tail + larger + lives:
