@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import metadata
@@ -45,6 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
         except OSError:  # full: what is left unwritten would change the exit code
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def program() -> int:
+    """Run `main` as a program of its own: a warning is one line, as an error is, and is said once."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if (text := printable(str(message))) not in said:
+            said.add(text)
+            _say(f"warning: {text}")
+
+    warnings.showwarning = show
+    return main()
 
 
 def _say(text: str) -> None:

@@ -8,7 +8,7 @@ import string
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from . import architecture
 from .dtypes import DTYPES
-from .errors import KernelError, ProblemTypeError, shown
+from .errors import KernelError, ProblemTypeError, printable, shown
 from .expressions import MOST_VALUE, evaluate, evaluate_all, kind_of
 from .files import read_text
 from .includes import QUOTED, require_inside
@@ -218,7 +218,7 @@ class Kernel:
             raise KernelError(f"path={shown(path)}: must be the path of a file")
         path = Path(path)
         text = _read(path, "kernel file")
-        return replace(_from_text(text, path.stem), path=path, headers=_headers_beside(path, text))
+        return replace(_from_text(text, path.stem, path), path=path, headers=_headers_beside(path, text))
 
     @classmethod
     def from_source(cls, source: str, name: str = "kernel") -> Kernel:
@@ -267,7 +267,7 @@ class Kernel:
         if self.path is None:
             return replace(Kernel.from_source(source, self.name), overlay=self.overlay)
         require_inside(source, str(self.path), self.path, self.path.parent)
-        return replace(_from_text(source, self.name), path=self.path, headers=self.headers, overlay=self.overlay)
+        return replace(_from_text(source, self.name, self.path), path=self.path, headers=self.headers, overlay=self.overlay)
 
     def replace_headers(self, texts: Mapping[str, str]) -> Kernel:
         """Return the same kernel with other texts for some of the package's headers, by their names there ("convt3d/core/taps.cuh").
@@ -493,7 +493,7 @@ def _require_text(source: object, name: object) -> None:
         raise KernelError(f"kernel {shown(name)}: source={shown(source)}: must be text")
 
 
-def _from_text(source: str, name: str) -> Kernel:
+def _from_text(source: str, name: str, path: Path | None = None) -> Kernel:
     _require_text(source, name)
     if len(source) > MOST_SOURCE:
         raise KernelError(f"kernel {name!r}: its source has {len(source)} characters, the limit is {MOST_SOURCE}")
@@ -504,10 +504,29 @@ def _from_text(source: str, name: str) -> Kernel:
         raise KernelError(f"kernel {name!r}: no declaration; begin the file with a comment /* convt3d ... */ that gives at "
                           "least pass, dtypes and one [[launch]] with grid and block")
     try:
-        declared = tomllib.loads("\n" * source.count("\n", 0, match.end()) + source[match.end() : end])  # the file's line numbers
+        text = "\n" * source.count("\n", 0, match.end()) + source[match.end() : end]  # the file's line numbers
+        declared = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # an integer of too many digits is a plain ValueError
         raise KernelError(f"kernel {name!r}: its declaration is no valid TOML: {error}") from None
-    return _from_declaration(name, source, declared)
+
+    def fail(message: str, launch: int = 0) -> KernelError:
+        line = _line_of(message, text, launch)
+        place = f" ({'line ' if path is None else printable(f'{path}:', 300)}{line})" if line else ""
+        return KernelError(f"kernel {shown(name)}: {message}{place}")
+
+    return _from_declaration(fail, name, source, declared)
+
+
+def _line_of(message: str, declaration: str, launch: int) -> int:
+    """Return the line of the first key, else table, that a message names, within the launch of that number if it is above 0; 0: none."""
+    launches = [match.start() for match in re.finditer(r"^[ \t]*\[\[", declaration, re.MULTILINE)]
+    start, end = (*launches, len(declaration))[launch - 1 : launch + 1] if 0 < launch <= len(launches) else (0, len(declaration))
+    words = [re.escape(word.rpartition(".")[2]) for word in re.findall(r"[A-Za-z_][\w.]*", message.partition("; known:")[0])]
+    for form in (r'^[ \t]*"?{}"?[ \t]*=', r"^[ \t]*\[+[ \t]*{}[ \t]*\]"):
+        for word in words:
+            if (found := re.compile(form.format(word), re.MULTILINE).search(declaration, start, end)) is not None:
+                return declaration.count("\n", 0, found.start()) + 1
+    return 0
 
 
 def _read(path: Path, what: str) -> str:
@@ -551,10 +570,7 @@ def _three(
     return values[0], values[1], values[2]
 
 
-def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kernel:
-    def fail(message: str) -> KernelError:
-        return KernelError(f"kernel {shown(name)}: {message}")
-
+def _from_declaration(fail: Any, name: str, source: str, declared: dict[str, Any]) -> Kernel:
     unknown = set(declared) - _KEYS
     if unknown:
         raise fail(f"its declaration has unknown keys {sorted(unknown)}; known: {sorted(_KEYS)}")
@@ -616,7 +632,7 @@ def _from_declaration(name: str, source: str, declared: dict[str, Any]) -> Kerne
         workspace=tables["workspace"],
         cost=tables["cost"],
         static_shared_bytes=static,
-        launches=tuple(_launch(fail, entry, functions, tensors, scalars) for entry in launches),
+        launches=tuple(_launch(partial(fail, launch=n), one, functions, tensors, scalars) for n, one in enumerate(launches, 1)),
     )
 
 

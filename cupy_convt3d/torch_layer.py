@@ -47,9 +47,9 @@ from .torch_plan import (
 
 __all__ = ["conv_transpose3d", "conv_transpose3d_grad_input", "conv_transpose3d_grad_weight"]
 
-# What a forward of ours below torch's autograd costs the host beyond torch's own (docs/benchmarking.md); with autocast's casts, which
-# torch does on its way.
-RECORDING_MS, RECORDING_CAST_MS = 0.05, 0.1
+# What a kernel has to save of the GPU's time. A step that keeps the GPU waiting has nothing of that, and pays for what a call of ours costs
+# the host beyond torch's own: below torch's autograd, and for autocast's casts, which torch does on its way (docs/benchmarking.md).
+RECORDING_MS, RECORDING_CAST_MS, CAST_MS = 0.3, 0.5, 0.05
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 # Looked up once: each way through a module of torch's takes time in every call.
@@ -250,7 +250,7 @@ def _route(input: Any, weight: Any, bias: Any, call: Call, frozen: bool) -> Rout
     passes = passes_of(needs)[1:]
     by_torch = leaves_to_torch(passes, volume, weight, bias, call.geometry, call.settings)
     torch_records = by_torch and bool(passes)
-    margin_ms = (RECORDING_CAST_MS if cast else RECORDING_MS) if torch_records else 0.0
+    margin_ms = (RECORDING_CAST_MS if cast else RECORDING_MS) if torch_records else CAST_MS if cast else 0.0
     plan = make_plan("fprop", volume, weight, bias, None, call.geometry, call.settings, frozen and not recorded, margin_ms)
     if by_torch and plan.is_torchs:
         return Route(call, None)

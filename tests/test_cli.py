@@ -152,3 +152,13 @@ def test_a_file_that_cannot_be_written_is_one_line(arguments: list[str], capsys:
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("convt3d: error: ") and "cannot be written" in error and "/proc/" in error
+
+
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    (damaged := tmp_path / "tuning.json").write_text("{")
+    done = subprocess.run(
+        [sys.executable, "-m", "cupy_convt3d", "info", "--why", "n1_c64to32_i16_k3_s2_p1"],
+        **{"capture_output": True, "text": True, "check": True, "cwd": ROOT, "env": {**os.environ, "CONVT3D_TUNING": str(damaged)}},
+    )
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"convt3d: warning: tuning database '{damaged}': is no JSON") and done.stdout

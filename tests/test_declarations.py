@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 
 import pytest
 
@@ -295,3 +296,39 @@ def test_no_text_is_read_for_long(source: str) -> None:
 def test_a_source_has_a_limit() -> None:
     with pytest.raises(KernelError, match="the limit is 1048576"):
         Kernel.from_source(RIGHT + " " * 2**20, "trial")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ('rows = "input_h"', 'rows = "input_h ** 9"', 5),
+        ('grid = "2"', 'grid = "(1, 2)"', 10),
+        ("block = 64", "block = 1.5", 11),
+        ("block = 64", "block = 64\nfoo = 1", 12),
+        ('grid = "2"\n', "", 9),
+        ('dtypes = ["fp32"]', 'dtypes = ["fp99"]', 3),
+        ("[constants]", "[tables]", 4),
+    ],
+)
+@pytest.mark.parametrize("as_file", [True, False])
+def test_what_is_wrong_with_a_declaration_is_named_with_its_line(old: str, new: str, line: int, as_file: bool, tmp_path: Path) -> None:
+    source = """/* convt3d
+pass = "fprop"
+dtypes = ["fp32"]
+[constants]
+rows = "input_h"
+[[launch]]
+grid = "1"
+block = 128
+[[launch]]
+grid = "2"
+block = 64
+*/
+__global__ void mine(const float* input, const float* weight, float* output) {}
+"""
+    path = tmp_path / "mine.cu"
+    path.write_text(source.replace(old, new))
+    assert source.count(old) == 1
+    with pytest.raises(KernelError) as found:
+        Kernel.from_file(path) if as_file else Kernel.from_source(path.read_text())
+    assert str(found.value).endswith(f"({path}:{line})" if as_file else f"(line {line})")

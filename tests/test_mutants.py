@@ -180,6 +180,8 @@ def test_explanations_go_stale_with_their_line(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('["fprop_gather", ', "["))
     with pytest.raises(FindingsError, match="must be five texts and a number"):
         judge_mutants(kernel("fprop_gather"), sample=1, explanations=path)
+    with pytest.raises(FindingsError, match="No such file"):
+        judge_mutants(kernel("fprop_gather"), sample=1, explanations=path.with_name("none.toml"))
 
 
 def test_score_leaves_out_what_says_nothing_of_the_check() -> None:

@@ -23,7 +23,7 @@ from cupy_convt3d.tuning import LIBRARY, Database
 
 torch = pytest.importorskip("torch")
 from cupy_convt3d import torch_plan  # noqa: E402
-from cupy_convt3d.torch_layer import RECORDING_CAST_MS, RECORDING_MS  # noqa: E402
+from cupy_convt3d.torch_layer import CAST_MS, RECORDING_CAST_MS, RECORDING_MS  # noqa: E402
 from cupy_convt3d.torch_plan import _KernelPlan  # noqa: E402
 
 LAYER = {"stride": 2, "padding": 1}
@@ -152,6 +152,19 @@ def test_where_torch_records_a_kernel_has_to_save_what_it_costs_the_host(
             assert ran == ([name] if taken[way] else []), way
             assert right(result.detach()) and (result.grad_fn is not None) == (way == "recorded")
     assert set(remembered()) == {LIBRARY, *names} and rivals(precision) == [], "one trial answers both"
+
+
+@pytest.mark.parametrize(("saved", "taken"), [(0.7, False), (1.5, True)])
+def test_under_autocast_a_kernel_has_to_save_what_its_casts_cost_the_host(
+    clock: Clock, saved: float, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock.ms = {rivals("bf16")[0]: 1 - saved * CAST_MS}
+    ran: list[str] = []
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        ct.conv_transpose3d(*OPERANDS, **LAYER)
+        monkeypatch.setattr(_KernelPlan, "__call__", lambda plan, *_: ran.append(plan.kernel.name) or OPERANDS[0])
+        ct.conv_transpose3d(*OPERANDS, **LAYER)
+    assert bool(ran) == taken
 
 
 def test_a_frozen_weight_is_timed_as_it_is_used(clock: Clock) -> None:

@@ -353,7 +353,7 @@ def machine_code(kernel: Kernel, dtype: str) -> bytes:
 def _explained(path: Path | None, kernel: str, headers: Collection[str]) -> dict[Key, tuple[str, str]]:
     """Return verdict and reason of a kernel's mutants, and of those of its headers."""
     of_files = {kernel: "", **{name: name for name in headers}}
-    known = {} if path is None or not path.exists() else explanations(path)
+    known = {} if path is None else explanations(path)
     return {(of_files[where], *key): found for (where, *key), found in known.items() if where in of_files}  # type: ignore[misc]
 
 
