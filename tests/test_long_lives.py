@@ -69,3 +69,14 @@ def test_fuzz_draws_a_share_of_long_lives() -> None:
     kernel = Kernel.from_source(_RIGHT, "right")
     drawn = [example.problem for n in range(640) if (example := draw_example(kernel, f"{n}")) is not None]
     assert 8 <= sum(max(p.in_channels, p.out_channels, p.input_size[2], 8 * p.batch) >= 1000 for p in drawn) <= 40
+
+
+def test_two_plans_of_one_problem_are_two() -> None:
+    """Examples that follow one another, of one problem and for more and for fewer multiprocessors: each is launched by its own plan."""
+    kernel, problem = kernels()["fprop_gathered_simt"], Problem.parse("n1_c36to32_i2x3x4_k3_p1")
+    more, fewer = (numbers_of(kernel, problem, "fp32", seed) for seed in (323, 328))
+    assert more.workspace["partial_sums"] > fewer.workspace["partial_sums"]
+    with Worker(kernel, "host") as worker:
+        for seed in (323, 328, 323):
+            outcome = worker.verify(problem, "fp32", "exact", seed)
+            assert outcome.ok, outcome.message

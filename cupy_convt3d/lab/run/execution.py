@@ -87,8 +87,8 @@ class Local(Executor):
         return next(self._runs)
 
     def prepared(self, kernel: Kernel, problem: Problem, dtype: str, layouts: Mapping[str, Layout], numbers: Numbers) -> Prepared:
-        """Return the launches of an example that the kernel can do, those of the last one where it was the same."""
-        key = (kernel, problem, dtype, layouts)
+        """Return the launches of an example that the kernel can do, those of the last one where it had the same numbers."""
+        key = (kernel, problem, dtype, layouts, numbers)
         if self._prepared is None or self._prepared[0] != key:
             refs = {name: TensorRef(0, shape, strides) for name, (shape, strides) in layouts.items()}
             self._prepared = (key, Prepared(self.backend, kernel, problem, dtype, refs, allowed=True, plan=kernel.planned(numbers)))
