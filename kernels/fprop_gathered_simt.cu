@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
       axis[a] = axis_class(problem, a, static_cast<int>(tap * problem.dilation[a] % problem.stride[a]));
       number /= problem.stride[a];
     }
-    target = split ? of_part(output, problem, partial_sums, part) : output;
+    target = split ? part_of(output, problem, partial_sums, part) : output;
   }
   __syncthreads();
   const index_t count = static_cast<index_t>(problem.batch) * axis[0].outputs * axis[1].outputs * axis[2].outputs;

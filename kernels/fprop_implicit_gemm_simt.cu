@@ -127,6 +127,7 @@ block = 256
 #include "convt3d/core/dense_axis.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
 #include "convt3d/epilogue/fill_gaps.cuh"
+#include "convt3d/epilogue/partial_sums.cuh"
 #include "convt3d/core/forget_memory.cuh"
 #include "convt3d/core/layout.cuh"
 #include "convt3d/pipe/row_tile.cuh"
@@ -394,36 +395,10 @@ __device__ __forceinline__ void store_eight(const scalar_t (&row)[8], scalar_t* 
   }
 }
 
-// The sums of a part, [part][outputs in the order of the result's memory: by channels or by rows].
-static_assert(sizeof(accum_t) == sizeof(scalar_t), "partial sums are stored as outputs are");
-__device__ inline View<scalar_t> part_of(const View<scalar_t>& result, const Problem& problem, accum_t* partial_sums,
-                                         int part) {
-  const index_t channels = problem.out_channels, w = problem.output_size[2], plane = problem.output_size[1] * w;
-  const index_t volume = problem.output_size[0] * plane;
-  scalar_t* const sums = reinterpret_cast<scalar_t*>(partial_sums) + part * problem.batch * channels * volume;
-  if (channels_lie_together(result)) return {sums, {volume * channels, 1, plane * channels, w * channels, channels}};
-  return {sums, {volume * channels, volume, plane, w, 1}};
-}
-
 extern "C" __global__ void __launch_bounds__(256)
     convt3d_fprop_implicit_gemm_simt_add(const Problem problem, const accum_t* __restrict__ partial_sums,
                                          const scalar_t* __restrict__ bias, const View<scalar_t> output, const int parts) {
-  const Epilogue epilogue{bias};
-  const index_t volume = static_cast<index_t>(problem.output_size[0]) * problem.output_size[1] * problem.output_size[2];
-  const index_t channels = problem.out_channels, count = problem.batch * channels * volume,
-                index = blockIdx.x * 256LL + threadIdx.x;
-  if (index >= count) return;
-  accum_t sum = accum_t(0);
-#pragma unroll 4
-  for (int part = 0; part < parts; ++part) sum += partial_sums[part * count + index];
-  const bool by_channels = channels_lie_together(output);
-  const int co = static_cast<int>((by_channels ? index : index / volume) % channels);
-  const index_t n = index / (channels * volume);
-  index_t place = (by_channels ? index / channels : index) % volume;
-  const index_t w = place % problem.output_size[2];
-  place /= problem.output_size[2];
-  *output.at(n, co, place / problem.output_size[1], place % problem.output_size[1], w) =
-      epilogue.finish(sum, epilogue.start(co));
+  add_partial_sums(problem, partial_sums, {bias}, output, parts);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_BLOCKS)

@@ -7,7 +7,7 @@
 static_assert(sizeof(accum_t) == sizeof(scalar_t), "partial sums are stored as outputs are");
 
 // The sums of a part, as outputs of a tensor of their own: by channels or by rows, as the result lies.
-__device__ inline View<scalar_t> of_part(const View<scalar_t>& result, const Problem& problem, accum_t* partial_sums,
+__device__ inline View<scalar_t> part_of(const View<scalar_t>& result, const Problem& problem, accum_t* partial_sums,
                                          int part) {
   const index_t channels = problem.out_channels, w = problem.output_size[2], plane = problem.output_size[1] * w;
   const index_t volume = problem.output_size[0] * plane;
