@@ -73,7 +73,7 @@ def test_fuzz_draws_a_share_of_long_lives() -> None:
 
 def test_two_plans_of_one_problem_are_two() -> None:
     """Examples that follow one another, of one problem and for more and for fewer multiprocessors: each is launched by its own plan."""
-    kernel, problem = kernels()["fprop_gathered_simt"], Problem.parse("n1_c36to32_i2x3x4_k3_p1")
+    kernel, problem = kernels()["fprop_implicit_gemm_simt"], Problem.parse("n1_c512to8_i1x1x4_k1")
     more, fewer = (numbers_of(kernel, problem, "fp32", seed) for seed in (323, 328))
     assert more.workspace["partial_sums"] > fewer.workspace["partial_sums"]
     with Worker(kernel, "host") as worker:
