@@ -94,7 +94,7 @@ _MOST_SANITIZED_THREADS = 2**14  # of a tail; a sanitizer takes some 10 us for e
 _MOST_TARGETED = 200  # drawn problems of which some are steps towards the largest error
 _SEARCHED_DRAWN = 20  # problems of each configuration that `tune` may choose
 _MOST_OF_WORKSPACE = 3  # far problems that are tried for a workspace or a launch
-_QUICK = "a quick check leaves them out"
+_QUICK, _QUICK_SHARE = "a quick check leaves them out", 12
 _HOST_ALONE = "the host backend alone runs them: a GPU would compile a binary for each"
 _SEEDS = st.builds(int.__add__, st.sampled_from((0, APART, LATE, LATE)), st.integers(0, APART - 2))  # of every kind of layout
 
@@ -175,7 +175,7 @@ def check(
         kinds: of `tensors.KINDS`, `tensors.SPECIAL_KINDS`, or "far" (tensors past 2^32 elements, host only); None: all.
         in_process: no child process, for tools that watch one (compute-sanitizer, ncu, a debugger); without `sanitize`.
         sandbox: take network, home directory and other processes away from the kernel, see docs/containment.md; host only.
-        quick: of the problems of tiles and layouts a sixth, another for the next seed, and none with values to search.
+        quick: of the problems of tiles and layouts a twelfth, another for the next seed, and none of corners or with values to search.
 
     Raises:
         KernelError, CompileError, BackendError: the kernel, its dtype or the backend cannot be had at all.
@@ -186,7 +186,7 @@ def check(
     search = _Search(resolve(kernel), backend, dtypes, kinds, sanitize, progress, time_limit_s)
     search.only = (*problems, *([] if problem is None else [problem]))
     search.quick = quick
-    search.sixth = slice(seed % 6, None, 6) if quick else slice(None)
+    search.share = slice(seed % _QUICK_SHARE, None, _QUICK_SHARE) if quick else slice(None)
     start = time.perf_counter()
     if FAR in (kinds or ()) and (search.report.backend != "host" or sanitize):
         where = f"sanitize={sanitize!r}" if sanitize else f"backend={search.report.backend!r}"
@@ -285,7 +285,7 @@ class _Search:
         self.total = 0
         self.failure: tuple[Example, Outcome] | None = None
         self.sandbox, self.opened = False, contextlib.ExitStack()
-        self.quick, self.sixth = False, slice(None)  # which of the problems of tiles and layouts, all at first
+        self.quick, self.share = False, slice(None)  # which of the problems of tiles and layouts, all at first
 
     def precompile(self, sanitize: str | None, alone: bool) -> None:
         """Compile while the child is still importing; it then finds the binaries in the cache.
@@ -327,7 +327,7 @@ class _Search:
                 yield self.kernel, problem, dtype
         for configuration in self.configurations:
             for dtype in self.tail_dtypes(configuration):
-                for problem in (*tails(configuration, dtype)[self.sixth], *(p for p, _ in layouts(configuration, dtype)[self.sixth])):
+                for problem in (*tails(configuration, dtype)[self.share], *(p for p, _ in layouts(configuration, dtype)[self.share])):
                     yield configuration, problem, dtype
 
     def run(self, group: str, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
@@ -488,7 +488,7 @@ class _Search:
         refused = partial(self.refused, TILES, dtype=dtype)
         tail = [(problem, number, math.inf) for number, problem in enumerate(tails(configuration, dtype, refused))]
         larger = [(problem, seed, MOST_HOST_THREADS) for problem, seed in layouts(configuration, dtype, refused)]
-        whole, tail, larger = len(tail) + len(larger), tail[self.sixth], larger[self.sixth]
+        whole, tail, larger = len(tail) + len(larger), tail[self.share], larger[self.share]
         if left := whole - len(tail) - len(larger):
             self.report.leave_out(TILES, _QUICK, left)
         lives = [(problem, seed, math.inf) for problem, seed in deep(configuration, dtype, refused)]
@@ -528,6 +528,9 @@ class _Search:
         """Ask for the problems at corners in the first dtype, with the first kind."""
         if self.worker.backend != "host":
             self.report.leave_out(CORNERS, _HOST_ALONE)
+            return
+        if self.quick:
+            self.report.leave_out(CORNERS, _QUICK)
             return
         self.worker.kernel, dtype = self.kernel, self.report.dtypes[0]
         kinds = [kind for kind, instance in self.pairs if instance == dtype and kind in KINDS]
