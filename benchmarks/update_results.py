@@ -171,7 +171,7 @@ def _origin(one: Shown, with_ceilings: bool = True) -> str:
     known = [f"{name} {versions[name]}" for name in ("torch", "torch CUDA", "cuDNN", "cupy-cuda13x", "cupy-cuda12x") if name in versions]
     commit = data["commit"] or "unknown"
     text = (
-        f"Driver {machine.get('driver', 'unknown')}, {', '.join(known)}, {data['created'][:10]} (`{one.source}`, "
+        f"CUDA driver {machine.get('driver', 'unknown')}, {', '.join(known)}, {data['created'][:10]} (`{one.source}`, "
         f"commit `{commit[:10]}{'-dirty' * commit.endswith('-dirty')}`)."
     )
     if with_ceilings and one.ceilings is not None:

@@ -224,7 +224,7 @@ def test_measured_tables_are_rewritten_between_their_markers(tmp_path: Path, mad
     text = page.read_text()
     assert text.startswith(f"top\n{module.BEGIN}\nGPU Z. Medians") and text.endswith(f"{module.END}\nend\n")
     assert "| kb61 | fprop | fprop_gather | 2.000 | 2.000 | 6.000 | - | 3.00x | - | 25% | - | - |" in text and "old" not in text
-    assert "| fp32 (ieee) | 3.00x (3.00x) | - | 25% (25%) | - |" in text and "Driver 13.0" in text
+    assert "| fp32 (ieee) | 3.00x (3.00x) | - | 25% (25%) | - |" in text and "CUDA driver 13.0" in text
     assert {path.name for path in (tmp_path / "benchmarks/plots").iterdir()} == {"speed-fp32.png", "roofline-fp32.png"}
 
     newer = [asdict(replace(r, dtype="tf32", with_packing_ms=r.median_ms)) for r in (rival, row())]
