@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--tunable", action="append", type=_tunable, metavar="NAME=VALUE", help="in place of the source's default")
     check.add_argument("--grid-limit", type=_positive_count, metavar="N", help="for larger numbers that cut a launch's grid")
     check.add_argument("--time-limit", type=_seconds, default=10.0, metavar="S", help=_TIME_LIMIT)
-    check.add_argument("--quick", action="store_true", help="a twelfth of the problems of tiles and layouts, no corners, no values to search")
+    check.add_argument("--quick", action="store_true", help="a twelfth of problems of tiles and layouts, no corners, no values to search")
     check.add_argument("--in-process", action="store_true", help="no child process, for compute-sanitizer, ncu or a debugger")
     _add_sandbox(check)
     check.set_defaults(command=_check)

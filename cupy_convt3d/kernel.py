@@ -521,7 +521,8 @@ def _line_of(message: str, declaration: str, launch: int) -> int:
     """Return the line of the first key, else table, that a message names, within the launch of that number if it is above 0; 0: none."""
     launches = [match.start() for match in re.finditer(r"^[ \t]*\[\[", declaration, re.MULTILINE)]
     start, end = (*launches, len(declaration))[launch - 1 : launch + 1] if 0 < launch <= len(launches) else (0, len(declaration))
-    words = [re.escape(word.rpartition(".")[2]) for word in re.findall(r"[A-Za-z_][\w.]*", message.partition("; known:")[0])]
+    named = re.findall(r"[A-Za-z_][\w.]*", message.partition("; known:")[0])[:20]  # what is wrong is named first
+    words = [re.escape(word.rpartition(".")[2]) for word in named]
     for form in (r'^[ \t]*"?{}"?[ \t]*=', r"^[ \t]*\[+[ \t]*{}[ \t]*\]"):
         for word in words:
             if (found := re.compile(form.format(word), re.MULTILINE).search(declaration, start, end)) is not None:
@@ -573,7 +574,7 @@ def _three(
 def _from_declaration(fail: Any, name: str, source: str, declared: dict[str, Any]) -> Kernel:
     unknown = set(declared) - _KEYS
     if unknown:
-        raise fail(f"its declaration has unknown keys {sorted(unknown)}; known: {sorted(_KEYS)}")
+        raise fail(f"its declaration has unknown keys {shown(sorted(unknown))}; known: {sorted(_KEYS)}")
     pass_name = declared.get("pass")
     if not isinstance(pass_name, str) or pass_name not in PASSES:
         raise fail(f"pass={shown(pass_name)}: must be one of {', '.join(PASSES)}")
@@ -593,7 +594,7 @@ def _from_declaration(fail: Any, name: str, source: str, declared: dict[str, Any
         raise fail(f"static_shared_bytes={shown(static)}: must be a number of bytes, at most {MAX_SHARED_BYTES}")
     tables = {table: _expressions(fail, table, declared.get(table, {})) for table in ("specialize", "constants", "workspace", "cost")}
     if unknown := set(tables["cost"]) - set(_COST_KEYS):
-        raise fail(f"cost: has unknown keys {sorted(unknown)}; known: {list(_COST_KEYS)}")
+        raise fail(f"cost: has unknown keys {shown(sorted(unknown))}; known: {list(_COST_KEYS)}")
     if tables["cost"] and not {"steps", "products"} <= set(tables["cost"]):
         raise fail("cost: give steps and the products of a step; bytes, first_bytes and blocks may be left out")
     if taken := set(tables["workspace"]) & set(TENSORS[pass_name]):
@@ -691,7 +692,7 @@ def _search(fail: Any, given: object, tunables: Mapping[str, int]) -> dict[str, 
     if not isinstance(given, dict) or not all(listed(values) for values in given.values()):
         raise fail(f"search={shown(given)}: must be a table of tunable = [integers from 0 to 2**31 - 1]")
     if unknown := set(given) - set(tunables):
-        raise fail(f"search: {sorted(unknown)} are no tunables; there are {sorted(tunables)}")
+        raise fail(f"search: {shown(sorted(unknown))} are no tunables; there are {shown(sorted(tunables))}")
     return {name: tuple(values) for name, values in given.items()}
 
 
@@ -721,7 +722,7 @@ def _words_of(source: str, symbol: object) -> set[str]:
 def _launch(fail: Any, entry: dict[str, Any], functions: dict[str, str], tensors: tuple[str, ...], scalars: set[str]) -> Launch:
     unknown = set(entry) - _LAUNCH_KEYS
     if unknown:
-        raise fail(f"[[launch]] has unknown keys {sorted(unknown)}; known: {sorted(_LAUNCH_KEYS)}")
+        raise fail(f"[[launch]] has unknown keys {shown(sorted(unknown))}; known: {sorted(_LAUNCH_KEYS)}")
     for key in ("symbol", "packs", "prepares"):
         if not isinstance(entry.get(key, ""), str):
             raise fail(f"{key}={shown(entry[key])}: must be a name in quotes")

@@ -293,6 +293,14 @@ def test_no_text_is_read_for_long(source: str) -> None:
     assert time.process_time() - start < 5.0
 
 
+@pytest.mark.parametrize("keys", ["\n".join(f"k{n} = 1" for n in range(60_000)), "grid = 1\n" + " \t" * 400_000 + "\nzzz = 1"])
+def test_no_line_is_looked_for_for_long(keys: str) -> None:
+    start = time.process_time()
+    with pytest.raises(KernelError, match=r"unknown keys .*\(line \d+\)"):
+        Kernel.from_source(f"/* convt3d\n{keys}\n*/\n", "trial")
+    assert time.process_time() - start < 5.0
+
+
 def test_a_source_has_a_limit() -> None:
     with pytest.raises(KernelError, match="the limit is 1048576"):
         Kernel.from_source(RIGHT + " " * 2**20, "trial")
