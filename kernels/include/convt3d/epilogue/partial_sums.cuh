@@ -4,14 +4,11 @@
 #include "convt3d/epilogue/epilogue.cuh"
 #include "convt3d/epilogue/store_channels_last.cuh"
 
-static_assert(sizeof(accum_t) == sizeof(scalar_t), "partial sums are stored as outputs are");
-
 // The sums of a part, as outputs of a tensor of their own: by channels or by rows, as the result lies.
-__device__ inline View<scalar_t> part_of(const View<scalar_t>& result, const Problem& problem, accum_t* partial_sums,
-                                         int part) {
+__device__ inline View<accum_t> part_of(const View<scalar_t>& result, const Problem& problem, accum_t* partial_sums, int part) {
   const index_t channels = problem.out_channels, w = problem.output_size[2], plane = problem.output_size[1] * w;
   const index_t volume = problem.output_size[0] * plane;
-  scalar_t* const sums = reinterpret_cast<scalar_t*>(partial_sums) + part * problem.batch * channels * volume;
+  accum_t* const sums = partial_sums + part * problem.batch * channels * volume;
   if (channels_lie_together(result)) return {sums, {volume * channels, 1, plane * channels, w * channels, channels}};
   return {sums, {volume * channels, volume, plane, w, 1}};
 }
