@@ -314,3 +314,55 @@ def test_a_lanes_columns_are_neighbouring_channels(backend: str, dtype: str, eig
 def test_a_broken_order_of_columns_is_seen(right: str, wrong: str) -> None:
     kernel = mistaken(COLUMNS, right, wrong)
     assert not all(ordered(kernel, "host", "bf16", eights) for eights in (2, 4))
+
+
+PARTS = around(
+    "core/geometry epilogue/partial_sums",
+    """accum_t* const sums = reinterpret_cast<accum_t*>(const_cast<scalar_t*>(input.data));
+  const int (&size)[3] = problem.output_size;
+  for (int part = 0; part < 3; ++part) {
+    const View<accum_t> own = part_of(output, problem, sums, part);
+    for (int i = thread; i < problem.batch * problem.out_channels * size[0] * size[1] * size[2]; i += 256) {
+      const Voxel o = voxel_at(i, problem.out_channels, size);
+      *own.at(o.n, o.c, o.d, o.h, o.w) = accum_t((part + 1) * (i % 16));
+    }
+  }
+  __syncthreads();
+  add_partial_sums(problem, sums, Epilogue{bias}, output, 3);""",
+    ["fp32", "bf16", "fp64"],
+    threads=256,
+)
+
+
+def parts_are_added(kernel: Kernel, backend: str, dtype: str) -> bool:
+    """Whether outputs are the sums of three parts, which multiples of a number are, and the bias of their channels."""
+    problem = Problem(2, 3, 3, (2, 3, 5), 1)
+    element: Any = DTYPES[dtype].numpy
+    bias = np.arange(1, 4).astype(element)
+    for layout in LAYOUTS:
+        view, places = laid(problem.output_shape, *LAYOUTS[layout])
+        memory = np.full(int(places.max()) + 40, UNTOUCHED).astype(element)
+        expected = memory.copy()
+        sums = 6 * (np.arange(places.size) % 16).reshape(places.shape)
+        expected[places] = (sums + np.arange(1, 4)[:, None, None, None]).astype(element)
+        arrays = {"weight": np.zeros(1, np.int32), "bias": bias, "output": memory, "input": np.zeros(6 * places.size, element)}
+        found = written(kernel, backend, arrays, dtype, problem, {"output": view})
+        if not np.array_equal(found.astype(np.float64), expected.astype(np.float64)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("dtype", some(["fp32", "fp64", "bf16"], 2))
+def test_parts_of_sums_are_added(backend: str, dtype: str) -> None:
+    assert parts_are_added(PARTS, backend, dtype)
+
+
+@broken(
+    ("partial_sums + part * problem.batch", "partial_sums + problem.batch"),
+    ("{volume * channels, 1, plane * channels, w * channels, channels}", "{volume * channels, 1, plane * channels, w, channels}"),
+    ("part < parts; ++part", "part + 1 < parts; ++part"),
+    ("by_channels ? index : index / volume", "index / volume"),
+    ("epilogue.start(co)", "accum_t(0)"),
+)
+def test_parts_that_are_added_wrong_are_seen(right: str, wrong: str) -> None:
+    assert not parts_are_added(mistaken(PARTS, right, wrong), "host", "fp32")
