@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,12 +21,13 @@ from selection import checked, some
 from cupy_convt3d import cli, registry
 from cupy_convt3d.backends.host import HostBackend
 from cupy_convt3d.errors import BackendError, CompileError, KernelError
-from cupy_convt3d.kernel import ARCHITECTURES, Kernel, Plan
+from cupy_convt3d.kernel import ARCHITECTURES, Kernel
 from cupy_convt3d.lab import strategies
 from cupy_convt3d.lab.check import _Search, check, examples
 from cupy_convt3d.lab.check.report import CheckReport
 from cupy_convt3d.lab.check.shrink import shrink
 from cupy_convt3d.lab.run.child import Child, summarize_report
+from cupy_convt3d.lab.run.execution import Arrays, Executor, Failure, Work
 from cupy_convt3d.lab.run.far import APART_LAYOUTS, far_problems
 from cupy_convt3d.lab.run.verify import ALIKE, Outcome, _Example, _layouts_of, executor_on, verify
 from cupy_convt3d.lab.run.worker import Worker
@@ -173,39 +175,6 @@ def test_tiny_examples_are_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert max(rates) >= 300, rates
 
 
-def test_what_a_gpu_compiles_for_each_problem_is_compiled_on_all_cores_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that the known problems need, so that the child finds it in the cache."""
-
-    class FakeBackend:
-        multiprocessors = 132
-        built: ClassVar[list[Instance]] = []
-
-        def why_not(self, kernel: Kernel, problem: Problem, dtype: str) -> str | None:
-            return kernel.why_not(problem, dtype, "sm_90a")
-
-        def instance(self, kernel: Kernel, dtype: str, plan: Plan) -> Instance:
-            return Instance(kernel, dtype, plan.specialization)
-
-        def build(self, instance: Instance) -> None:
-            self.built.append(instance)
-            raise CompileError("is the child's to say")
-
-    monkeypatch.setattr("cupy_convt3d.backends.cuda.CudaBackend", FakeBackend)
-    kernel, said = registry.kernel("fprop_patch_wgmma"), []
-    search = _Search(kernel, "cuda", ["tf32"], None, None, lambda done, total, text: said.append(text))
-    search.precompile(None, alone=False)
-    needed = {
-        Instance(trial, dtype, trial.plan(problem, dtype, 132).specialization)
-        for trial, problem, dtype in search.known_problems()
-        if trial.why_not(problem, dtype, "sm_90a") is None
-    }
-    assert set(FakeBackend.built) == needed and len(FakeBackend.built) == len(needed) > 20
-    assert said == [f"fprop_patch_wgmma: compiling for {len(needed)} kinds of problems"]
-    FakeBackend.built.clear()
-    search.precompile(None, alone=True)
-    assert not FakeBackend.built
-
-
 class Card(HostBackend):
     """A backend that says it is on a GPU of sm_86, which gives a block less than many a kernel asks for; nothing is compiled."""
 
@@ -229,6 +198,66 @@ class Ran:
         return lambda: Outcome(True)
 
 
+class Loads(Executor):
+    """It notes what a child would load for what it is to run, and runs nothing."""
+
+    def __init__(self, card: Card) -> None:
+        self.name, self.arch, self.limits = "cuda", card.arch, card.limits
+        self.loaded = dict[Instance, None]()
+
+    def start(self, work: Work, runs: int, arrays: Arrays, kernel: Kernel, *arguments: Any) -> None:
+        problem, dtype, *_, numbers = arguments
+        self.loaded[Instance.of_plan(kernel, dtype, kernel.plan(problem, dtype, self.multiprocessors, numbers.output_layout))] = None
+
+    def finish(self) -> Arrays:
+        raise Failure("nothing was run")
+
+
+class Loading(Ran):
+    """It has what it runs loaded."""
+
+    def __init__(self, kernel: Kernel, card: Card) -> None:
+        super().__init__(kernel, card)
+        self.executor = Loads(card)
+
+    def ask(self, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:
+        with pytest.raises(Failure):
+            verify(self.executor, self.kernel, problem, dtype, kind, seed)
+        return super().ask(problem, dtype, kind, seed)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fprop_patch_wgmma", "tf32"), ("fprop_rolling_wgmma", "bf16")])
+def test_what_a_gpu_compiles_is_compiled_on_all_cores_in_the_order_in_which_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+) -> None:
+    """All that the known problems need, in the layouts that they get, and half of the drawn ones at least."""
+
+    class Hopper(Card):
+        arch, multiprocessors, shared_limit = "sm_90a", 132, 227 << 10
+        built: ClassVar[list[Instance]] = []
+
+        def build(self, instance: Instance) -> None:
+            self.built.append(instance)
+            super().build(instance)
+
+    monkeypatch.setattr("cupy_convt3d.backends.cuda.CudaBackend", Hopper)
+    kernel, card, said = registry.kernel(name), Hopper(), []
+    search = _Search(kernel, "cuda", [dtype], None, None, lambda done, total, text: said.append(text))
+    with ThreadPoolExecutor(1) as search.compiler:
+        search.precompile(None, 100, 0, alone=False)
+    assert said == [f"{name}: compiling for {len(Hopper.built)} kinds of problems"]
+    search.worker = worker = Loading(kernel, card)  # type: ignore[assignment]
+    search.run_all(0, 0)
+    known = list(worker.executor.loaded)
+    assert Hopper.built[: len(known)] == known and len(known) > 20
+    search.run_random(100, 0)
+    drawn = list(worker.executor.loaded)[len(known) :]
+    assert len(set(drawn) & set(Hopper.built)) >= len(drawn) / 2 and len(set(Hopper.built)) == len(Hopper.built) > len(known)
+    Hopper.built.clear()
+    search.precompile(None, 100, 0, alone=True)
+    assert not Hopper.built
+
+
 def test_nothing_is_run_that_the_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card()
     monkeypatch.setattr("cupy_convt3d.backends.cuda.CudaBackend", lambda: card)
@@ -236,7 +265,8 @@ def test_nothing_is_run_that_the_gpu_refuses(monkeypatch: pytest.MonkeyPatch) ->
         kernel = registry.kernel(name)
         search = _Search(kernel, "cuda", ["tf32x3"], None, None, None)
         search.worker = ran = Ran(kernel, card)  # type: ignore[assignment]
-        search.precompile(None, alone=False)
+        with ThreadPoolExecutor(1) as search.compiler:
+            search.precompile(None, 10, 0, alone=False)
         search.run_all(10, 0)
         search.judge_coverage()
         assert (ran.examples > 0) is tried and search.report.examples == ran.examples

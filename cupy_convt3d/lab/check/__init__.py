@@ -23,7 +23,7 @@ from ...backends.base import Backend
 from ...backends.host import MOST_RACED, HostBackend, check_sanitizer
 from ...dtypes import DTYPES
 from ...errors import BackendError, CompileError, KernelError, ProblemError, shown
-from ...kernel import CONTIGUOUS, Kernel
+from ...kernel import Kernel
 from ...limits import cores
 from ...problem import Problem
 from ...source import Instance
@@ -40,7 +40,7 @@ from ..run.far import (
     takes_far_strides,
     unmet,
 )
-from ..run.verify import APART, LATE, Outcome
+from ..run.verify import APART, LATE, Outcome, output_layout
 from ..run.worker import InProcess, Worker
 from ..tensors import KINDS, NARROW_KINDS, ONLY, SPECIAL_KINDS, SPOILT, WIDE
 from .arguments import check_arguments
@@ -196,13 +196,10 @@ def check(
     name = search.report.backend
     own = InProcess(search.kernel, name) if in_process else Worker(search.kernel, name, sanitize, time_limit_s, sandboxed=sandbox)
     search.sandbox = sandbox
-    with own as search.worker, search.opened, ThreadPoolExecutor(1) as search.compiler:
-        search.precompile(sanitize, alone=len(search.only) == 1)
+    with own as search.worker, search.opened, _compilers(1 if name == "host" else cores()) as search.compiler:
+        search.precompile(sanitize, examples, seed, alone=len(search.only) == 1)
         try:
-            if search.only:
-                search.run_only(seed)
-            else:
-                search.run_all(examples, seed)
+            search.search(examples, seed)
         except _Found:
             search.compiler.shutdown(wait=False, cancel_futures=True)
             search.minimize()
@@ -212,6 +209,35 @@ def check(
     report.passed = report.counterexample is None and not report.missing and report.examples > 0
     report.elapsed_s = time.perf_counter() - start
     return report
+
+
+@contextlib.contextmanager
+def _compilers(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that compile; what they have not begun by the end, somebody has no use for."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _Foreseen:
+    """In place of a worker: it runs nothing, and notes what a GPU compiles for the examples that are asked for.
+
+    Attributes:
+        instances: in the order of the examples.
+    """
+
+    backend, sanitizer, time_limit_s = "cuda", None, 0.0
+
+    def __init__(self, kernel: Kernel, gpu: Backend) -> None:
+        self.kernel, self.gpu, self.instances = kernel, gpu, dict[Instance, None]()
+
+    def ask(self, problem: Problem, dtype: str, kind: str, seed: int) -> Callable[[], Outcome]:
+        layout = output_layout(self.kernel, problem, dtype, kind, seed, self.gpu)
+        plan = self.kernel.plan(problem, dtype, self.gpu.multiprocessors, layout)
+        self.instances[self.gpu.instance(self.kernel, dtype, plan)] = None
+        return lambda: Outcome(True)
 
 
 def first_failure(
@@ -233,7 +259,7 @@ def first_failure(
     search = _Search(kernel, worker.backend, dtypes, kinds, worker.sanitizer, None, worker.time_limit_s)
     search.worker, worker.kernel = worker, kernel
     try:
-        with search.opened, ThreadPoolExecutor(1) as search.compiler:
+        with search.opened, _compilers(1) as search.compiler:
             (search.run_random if drawn_only else search.run_all)(examples, 0)
     except _Found:
         return search.failure
@@ -287,11 +313,11 @@ class _Search:
         self.sandbox, self.opened = False, contextlib.ExitStack()
         self.quick, self.share = False, slice(None)  # which of the problems of tiles and layouts, all at first
 
-    def precompile(self, sanitize: str | None, alone: bool) -> None:
+    def precompile(self, sanitize: str | None, examples: int, seed: int, alone: bool) -> None:
         """Compile while the child is still importing; it then finds the binaries in the cache.
 
-        For a GPU many problems have a binary of their own: those of the problems that are known beforehand, on all cores. `alone`: one
-        problem is checked, whose binary the child compiles.
+        For a GPU many problems have a binary of their own. All cores compile them in the order in which the search will ask for them, so
+        far as that does not depend on results: half of the drawn ones. `alone`: one problem is checked, whose binary the child compiles.
         """
         if self.report.backend == "host":
             host = HostBackend(sanitize)
@@ -300,35 +326,26 @@ class _Search:
             return
         if alone:
             return
-        backend = self.gpu
-
-        def build(instance: Instance) -> None:
-            with contextlib.suppress(BackendError):  # the child says so, at its turn
-                backend.build(instance)
-
-        instances = dict.fromkeys(
-            backend.instance(kernel, dtype, kernel.plan(problem, dtype, backend.multiprocessors, CONTIGUOUS))
-            for kernel, problem, dtype in self.known_problems()
-            if not self.gpu_refuses(kernel, problem, dtype)
-        )
+        ahead = _Search(self.kernel, "cuda", self.report.dtypes, self.kinds, None, None)
+        foreseen = _Foreseen(self.kernel, self.gpu)
+        ahead.worker = foreseen  # type: ignore[assignment]  # it is asked, and has no process
+        ahead.only, ahead.quick, ahead.share, ahead.configurations = self.only, self.quick, self.share, self.configurations
+        ahead.search(examples, seed)
         if self.progress is not None:
-            self.progress(0, 1, f"{self.kernel.name}: compiling for {len(instances)} kinds of problems")
-        with ThreadPoolExecutor(cores()) as pool:
-            list(pool.map(build, instances))
+            self.progress(0, 1, f"{self.kernel.name}: compiling for {len(foreseen.instances)} kinds of problems")
+        for instance in foreseen.instances:
+            self.compiler.submit(self.gpu.build, instance)  # where that fails the child says so, at its turn
 
-    def known_problems(self) -> Iterator[tuple[Kernel, Problem, str]]:
-        """Yield what `run_only`, or `edge_examples` and `tail_examples`, will run: kernel, problem, dtype."""
+    def search(self, examples: int, seed: int) -> None:
+        """Run what is asked for.
+
+        Raises:
+            _Found: an example failed; `failure` has it.
+        """
         if self.only:
-            yield from ((self.kernel, problem, dtype) for dtype in self.report.dtypes for problem in self.only)
-            return
-        edges = self.edges()
-        for dtype in self.report.dtypes:
-            for problem in edges:
-                yield self.kernel, problem, dtype
-        for configuration in self.configurations:
-            for dtype in self.tail_dtypes(configuration):
-                for problem in (*tails(configuration, dtype)[self.share], *(p for p, _ in layouts(configuration, dtype)[self.share])):
-                    yield configuration, problem, dtype
+            self.run_only(seed)
+        else:
+            self.run_all(examples, seed)
 
     def run(self, group: str, problem: Problem, dtype: str, kind: str, seed: int) -> Outcome:
         """Run one example of the worker's kernel and count it, in one of the report's groups.

@@ -15,7 +15,7 @@ from ... import reference
 from ...backends.base import Backend, TensorRef
 from ...dtypes import DTYPES
 from ...errors import KernelError, LaunchError
-from ...kernel import HOST_MULTIPROCESSORS, Kernel, Limits, Numbers
+from ...kernel import ANY_STRIDES, HOST_MULTIPROCESSORS, Kernel, Limits, Numbers
 from ...problem import Problem
 from ..tensors import KINDS, SPOILT, as_multiplied, draw_tensors
 from .execution import Executor, Failure, Layout, Local, launch, of_run
@@ -341,17 +341,28 @@ def _multiprocessors(kernel: Kernel, problem: Problem, dtype: str, seed: int, ex
     return _MORE.multiprocessors if more else HOST_MULTIPROCESSORS
 
 
-def _numbers_for(example: _Example, written: _Placed) -> Numbers:
-    """Return the numbers of a plan for the output's layout, where that is the same in all runs."""
-    if not example.kernel.knows_layout:
-        return example.numbers
+def output_layout(kernel: Kernel, problem: Problem, dtype: str, kind: str, seed: int, backend: Backend | Executor) -> int:
+    """Return what a binary may rely on of the output of an example (`TensorRef.layout`): the same in all runs, else `ANY_STRIDES`."""
+    if not kernel.knows_layout:
+        return ANY_STRIDES
+    values = draw_tensors(kernel.pass_name, problem, dtype, kind, seed)
+    example = _Example(executor_on(backend), kernel, problem, dtype, kind, seed, 2, values)
+    return _layout_of(example, _place(example, values, _layouts_of(seed) if seed else None)[1])
+
+
+def _layout_of(example: _Example, written: _Placed) -> int:
     size = DTYPES[example.dtype].itemsize
     layouts = {TensorRef(start * size, *written.layout).layout for start in written.starts}
-    if len(layouts) > 1:
-        return example.numbers
+    return layouts.pop() if len(layouts) == 1 else ANY_STRIDES
+
+
+def _numbers_for(example: _Example, written: _Placed) -> Numbers:
+    """Return the numbers of a plan for the output's layout."""
     kernel, problem, dtype = example.kernel, example.problem, example.dtype
+    if not kernel.knows_layout or (layout := _layout_of(example, written)) == ANY_STRIDES:
+        return example.numbers
     multiprocessors = _multiprocessors(kernel, problem, dtype, example.seed, example.executor)
-    return kernel.numbers(kernel.plan(problem, dtype, multiprocessors, *layouts))
+    return kernel.numbers(kernel.plan(problem, dtype, multiprocessors, layout))
 
 
 def _bound(kernel: Kernel, problem: Problem, dtype: str, values: Mapping[str, Array], ref: Array) -> Array:
