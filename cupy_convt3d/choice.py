@@ -45,9 +45,9 @@ ORDER = {
 # through before that.
 LAUNCH_BOUND_FLOP, LAUNCH_BOUND_BYTES, LAUNCH_BOUND_PRODUCTS = 2**22, 2**20, 2**7
 HOST_BOUND_FLOP = 2**18
-# Kernels that a first-call trial is worth: so many, of those predicted to take no more than so many times what the best of them, or
-# torch's operator, is predicted to take; and the first of them in one more configuration, as predictions often miss the quickest.
-MOST_RIVALS, WORTH_A_TRIAL = 3, 2.0
+# What a first-call trial is worth: so many configurations, of those predicted to take no more than so many times what the best of them,
+# or torch's operator, is predicted to take. Predictions often miss the quickest of a kernel's configurations, and now and then a kernel.
+MOST_RIVALS, WORTH_A_TRIAL = 4, 2.0
 _LAUNCH_BOUND = {"fprop": "fprop_gather", "dgrad": "dgrad_gather"}
 
 
@@ -87,14 +87,14 @@ class Candidate(NamedTuple):
         instance: the dtype it is compiled for.
         ms: what it is predicted to take; None where nothing is predicted.
         swept: whether the prediction's coefficients are the kernel's own.
-        other: the same kernel in its next most promising configuration; None where there is none.
+        others: the same kernel in its other configurations, the most promising first.
     """
 
     kernel: Kernel
     instance: str
     ms: float | None = None
     swept: bool = False
-    other: Candidate | None = None
+    others: tuple[Candidate, ...] = ()
 
     def __str__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.kernel.changed_tunables.items())
@@ -157,15 +157,16 @@ class Automatic:
 
     @property
     def rivals(self) -> tuple[Candidate, ...]:
-        """The kernels that a trial beside torch's own operator may show to be the quickest, the most promising in two configurations; none
-        where that was measured."""
+        """What a trial beside torch's own operator may show to be the quickest: the two most promising kernels, and of all other
+        configurations the most promising ones; none where that was measured."""
         if self.tuned is not None:
             return () if self.tuned.library_ms is not None else (Candidate(self.tuned.kernel, self.tuned.instance),)
         if not self.candidates or self.candidates[0].ms is None:
             return ()
         best = min([self.candidates[0].ms, *(() if self.library is None else self.library[:1])])
-        tried = (*self.candidates[:MOST_RIVALS], self.candidates[0].other)
-        return tuple(one for one in tried if one is not None and one.ms is not None and one.ms <= WORTH_A_TRIAL * best)
+        further = (*self.candidates[2:], *(other for one in self.candidates for other in one.others))
+        tried = (*self.candidates[:2], *sorted(further, key=lambda one: one.ms or 0.0))
+        return tuple([one for one in tried if (one.ms or 0.0) <= WORTH_A_TRIAL * best][:MOST_RIVALS])
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -377,8 +378,7 @@ def _candidates(
                 key=lambda one: one.ms,
             )
             if predictions:
-                others = [Candidate(*one) for one in predictions[1:2]]
-                found.append(Candidate(*predictions[0], *others))
+                found.append(Candidate(*predictions[0], tuple(Candidate(*one) for one in predictions[1:])))
         return tuple(sorted(found, key=lambda one: one.ms or 0.0))
     for name in ORDER[question.pass_name]:
         if name in able:

@@ -136,14 +136,16 @@ class Instance:
 
     @property
     def defines(self) -> tuple[str, ...]:
-        """The macros that compilers are given: the element type's, and each tunable with its whole number.
+        """The macros that compilers are given: the element type's, each tunable with its whole number, and those of `[specialize]`.
+
+        Where no problem is known, on the host and for general functions, these are what the source says, else 1.
 
         Raises:
             KernelError: the kernel has no such dtype, or a macro is none: text would be code.
         """
         if self.dtype not in self.kernel.dtypes or self.dtype not in DTYPES:
             raise KernelError(f"{self.kernel.name} has no {shown(self.dtype)} instance (it has {', '.join(self.kernel.dtypes)})")
-        macros = {**self.kernel.tunables, **dict(self.specialization)}
+        macros = {**dict.fromkeys(self.kernel.specialize, 1), **self.kernel.tunables, **dict(self.specialization)}
         for name, value in macros.items():
             if type(value) is not int or abs(value) > MOST_VALUE or not (name.isidentifier() and name.isascii()):
                 raise KernelError(f"{self.kernel.name}: macro {shown(name)}={shown(value)}: must be a name with a whole number")

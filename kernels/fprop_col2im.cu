@@ -176,12 +176,6 @@ block = 256
 #ifndef STAGE_CELLS
 #define STAGE_CELLS 0
 #endif
-#ifndef ROW_TILES  // set by the problem, all together; these are for a look at the compiler's output
-#define ROW_TILES 2
-#define COLUMN_TILES 8
-#define WARP_ROWS 2
-#define CELLS 4
-#endif
 
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), VECTOR = ROW_VECTOR;
 #if defined(__CUDACC__)

@@ -79,34 +79,6 @@ shared_bytes = "block_channels * channel_bytes"
 #ifndef RESIDENT_WARPS
 #define RESIDENT_WARPS 16
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef KERNEL_H
-#define KERNEL_H 3
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 3
-#endif
-#ifndef STRIDE_H
-#define STRIDE_H 2
-#endif
-#ifndef STRIDE_W
-#define STRIDE_W 2
-#endif
-#ifndef DILATION_H
-#define DILATION_H 1
-#endif
-#ifndef DILATION_W
-#define DILATION_W 1
-#endif
-#ifndef PADDING_H
-#define PADDING_H 1
-#endif
-#ifndef PADDING_W
-#define PADDING_W 1
-#endif
-#ifndef MULTIPLIER
-#define MULTIPLIER 1
-#endif
 
 constexpr int between(int low, int value, int high) { return value < low ? low : value < high ? value : high; }
 

@@ -128,64 +128,6 @@ shared_bytes = "4 * taps * pitch"
 #ifndef BLOCKS
 #define BLOCKS 8
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef KERNEL_D
-#define KERNEL_D 3
-#endif
-#ifndef KERNEL_H
-#define KERNEL_H 3
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 3
-#endif
-#ifndef STRIDE_D
-#define STRIDE_D 1
-#endif
-#ifndef STRIDE_H
-#define STRIDE_H 1
-#endif
-#ifndef STRIDE_W
-#define STRIDE_W 1
-#endif
-#ifndef DILATION_D
-#define DILATION_D 1
-#endif
-#ifndef DILATION_H
-#define DILATION_H 1
-#endif
-#ifndef DILATION_W
-#define DILATION_W 1
-#endif
-#ifndef PADDING_H
-#define PADDING_H 1
-#endif
-#ifndef PADDING_W
-#define PADDING_W 1
-#endif
-#ifndef IN_CHANNELS
-#define IN_CHANNELS 32
-#endif
-#ifndef MULTIPLIER
-#define MULTIPLIER 1
-#endif
-#ifndef VECTOR
-#define VECTOR 2
-#endif
-#ifndef LENGTH_H
-#define LENGTH_H 2
-#endif
-#ifndef LENGTH_W
-#define LENGTH_W 4
-#endif
-#ifndef ROLLS
-#define ROLLS 1
-#endif
-#ifndef PITCH
-#define PITCH 36
-#endif
-#ifndef THREADS
-#define THREADS 256
-#endif
 
 static_assert(SUMS <= 96 && CHANNELS <= 4, "sums are 96 at most, or four channels of 16 residues where nothing rolls");
 static_assert(BLOCK_CHANNELS <= 64, "the smallest block has threads for all its vectors of channels");

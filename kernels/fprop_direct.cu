@@ -168,55 +168,6 @@ shared_bytes = "shared_bytes"
 #ifndef RESIDENT_WARPS
 #define RESIDENT_WARPS 16
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef KERNEL_D
-#define KERNEL_D 3
-#endif
-#ifndef KERNEL_H
-#define KERNEL_H 3
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 3
-#endif
-#ifndef STRIDE_D
-#define STRIDE_D 2
-#endif
-#ifndef STRIDE_H
-#define STRIDE_H 2
-#endif
-#ifndef STRIDE_W
-#define STRIDE_W 2
-#endif
-#ifndef DILATION_D
-#define DILATION_D 1
-#endif
-#ifndef DILATION_H
-#define DILATION_H 1
-#endif
-#ifndef DILATION_W
-#define DILATION_W 1
-#endif
-#ifndef PADDING_D
-#define PADDING_D 1
-#endif
-#ifndef PADDING_H
-#define PADDING_H 1
-#endif
-#ifndef PADDING_W
-#define PADDING_W 1
-#endif
-#ifndef OUT_CHANNELS
-#define OUT_CHANNELS 1
-#endif
-#ifndef LENGTH_H
-#define LENGTH_H 1
-#endif
-#ifndef LENGTH_W
-#define LENGTH_W 4
-#endif
-#ifndef SHIFT_W
-#define SHIFT_W 3
-#endif
 
 static_assert(SUMS == 32 || SUMS == 64, "a thread has registers for no more");
 static_assert(STAGES >= 1 && STAGES <= 4, "where there are several, one is multiplied while others are copied");

@@ -129,46 +129,6 @@ shared_bytes = "shared_bytes"
 #ifndef RESIDENT_WARPS
 #define RESIDENT_WARPS 8
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef KERNEL_H
-#define KERNEL_H 4
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 4
-#endif
-#ifndef STRIDE_H
-#define STRIDE_H 2
-#endif
-#ifndef STRIDE_W
-#define STRIDE_W 2
-#endif
-#ifndef DILATION_H
-#define DILATION_H 1
-#endif
-#ifndef DILATION_W
-#define DILATION_W 1
-#endif
-#ifndef PADDING_H
-#define PADDING_H 1
-#endif
-#ifndef PADDING_W
-#define PADDING_W 1
-#endif
-#ifndef OUT_CHANNELS
-#define OUT_CHANNELS 1
-#endif
-#ifndef LENGTH_H
-#define LENGTH_H 2
-#endif
-#ifndef LENGTH_W
-#define LENGTH_W 4
-#endif
-#ifndef PARTS
-#define PARTS 8
-#endif
-#ifndef FOURS
-#define FOURS 1
-#endif
 
 static_assert(SUMS <= 128 && INPUTS <= 64, "a thread has registers for no more");
 constexpr int MOST_SUMS = 128, MOST_INPUTS = 64, MOST_ROW = 64;  // of a thread; of a plane of a channel; of a row of taps

@@ -149,34 +149,6 @@ shared_bytes = "block_bytes"
 #ifndef MOST_CHANNELS
 #define MOST_CHANNELS 16
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef CHANNELS
-#define CHANNELS 16
-#endif
-#ifndef QUADS
-#define QUADS 2
-#endif
-#ifndef PAIRS
-#define PAIRS 0
-#endif
-#ifndef LIVE_RESIDUES
-#define LIVE_RESIDUES 1
-#endif
-#ifndef LEAD_W
-#define LEAD_W 0
-#endif
-#ifndef SPREAD_W
-#define SPREAD_W 1
-#endif
-#ifndef EVEN_TAPS_W
-#define EVEN_TAPS_W 3
-#endif
-#ifndef FILLED
-#define FILLED 0
-#endif
-#ifndef PIECES
-#define PIECES 0
-#endif
 
 constexpr int SEGMENTS = 4, MOST_QUADS = THREAD_QUADS, ROOM = 16;  // ROOM: for channels, or those of two taps
 // Registers for the sums and 50 to 70 more: 8, 12 or 16 warps a multiprocessor.

@@ -88,28 +88,6 @@ shared_bytes = "weight_bytes + stage_bytes"
 #define UNROLLED_TAPS 24
 #endif
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef KERNEL_W
-#define KERNEL_W 3
-#endif
-#ifndef STRIDE_W
-#define STRIDE_W 2
-#endif
-#ifndef DILATION_W
-#define DILATION_W 1
-#endif
-#ifndef LEAD_W
-#define LEAD_W 1
-#endif
-#ifndef SHIFT_W
-#define SHIFT_W 0
-#endif
-#ifndef IN_CHANNELS
-#define IN_CHANNELS 8
-#endif
-#ifndef OUT_CHANNELS
-#define OUT_CHANNELS 8
-#endif
 
 // Input channels in one piece of code, whose loads need no arithmetic: all of them where the instruction cache takes that.
 constexpr int UNROLLED = IN_CHANNELS * KERNEL_W <= UNROLLED_TAPS ? IN_CHANNELS : UNROLL;

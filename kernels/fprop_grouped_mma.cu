@@ -90,24 +90,6 @@ static_assert(BLOCK_WARPS % 2 == 0 && 8 % BLOCK_WARPS == 0, "a warp stores every
 #ifndef BLOCK_TILES
 #define BLOCK_TILES 8
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef KERNEL_W
-#define KERNEL_D 3
-#define KERNEL_H 3
-#define KERNEL_W 3
-#define STRIDE_D 2
-#define STRIDE_H 2
-#define STRIDE_W 2
-#define DILATION_D 1
-#define DILATION_H 1
-#define DILATION_W 1
-#define LEAD_D 1
-#define LEAD_H 1
-#define LEAD_W 1
-#define SHIFT_W 0
-#define IN_CHANNELS 8
-#define OUT_CHANNELS 8
-#endif
 
 constexpr int EACH = 4 / sizeof(scalar_t);  // elements of a register
 constexpr int MOST_WORDS = 16 / EACH;       // of a window: 3 elements before it, 4 + 8 in it, one after it

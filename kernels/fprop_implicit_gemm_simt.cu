@@ -157,34 +157,6 @@ block = 256
 #ifndef DEPTH_PARTS
 #define DEPTH_PARTS 0
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef CHANNELS
-#define CHANNELS 8
-#endif
-#ifndef PAIRS
-#define PAIRS 0
-#endif
-#ifndef LIVE_RESIDUES
-#define LIVE_RESIDUES 1
-#endif
-#ifndef LEAD_W
-#define LEAD_W 0
-#endif
-#ifndef EVEN_TAPS_H
-#define EVEN_TAPS_H 3
-#endif
-#ifndef EVEN_TAPS_W
-#define EVEN_TAPS_W 3
-#endif
-#ifndef FILLED
-#define FILLED 0
-#endif
-#ifndef PIECES
-#define PIECES 0
-#endif
-#ifndef SPLIT
-#define SPLIT 0
-#endif
 
 constexpr int QUADS = sizeof(accum_t) == 4 ? THREAD_QUADS : 1;  // fp64 sums take two registers each
 constexpr int OWN_QUADS = CHANNELS == 8 && LIVE_RESIDUES == 2 && QUADS > 1 ? QUADS / 2 : QUADS;

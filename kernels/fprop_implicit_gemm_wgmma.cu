@@ -218,37 +218,6 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #ifndef LAID_THREADS
 #define LAID_THREADS 256
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef WGMMA_TILES
-#define WGMMA_TILES 16
-#endif
-#ifndef CELLS
-#define CELLS 8
-#endif
-#ifndef WINDOW_H
-#define WINDOW_H 9
-#endif
-#ifndef WINDOW_W
-#define WINDOW_W 9
-#endif
-#ifndef STRIDE_W
-#define STRIDE_W 2
-#endif
-#ifndef RESIDENT
-#define RESIDENT 1
-#endif
-#ifndef WHOLE_TILES
-#define WHOLE_TILES 1
-#endif
-#ifndef WHOLE_RUNS
-#define WHOLE_RUNS 0
-#endif
-#ifndef WHOLE_CHANNELS
-#define WHOLE_CHANNELS 0
-#endif
-#ifndef CHANNEL_RUNS
-#define CHANNEL_RUNS 0
-#endif
 
 #if defined(__CUDACC__)
 #define SUMS (WGMMA_TILES * 4)

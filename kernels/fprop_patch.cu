@@ -18,7 +18,7 @@ fitting = "1 if large_blocks >= LARGE_BLOCKS * multiprocessors and (kernel_w != 
 tile = "TILE if TILE else fitting"
 edge = "128 if tile == 1 else 64 if tile == 2 else 32"
 # The large tile has as many columns as divide them evenly.
-tile_columns = "max(64, 16 * ceil_div(ceil_div(columns, ceil_div(columns, 128)), 16)) if tile == 1 else edge"
+tile_columns = "max(64, 16 * ceil_div(ceil_div(columns, ceil_div(columns, MOST_COLUMNS)), 16)) if tile == 1 else edge"
 column_tiles = "ceil_div(columns, tile_columns)"
 # Whether a tile's last stage has channels in its first half alone, which is worth a branch where stages are few.
 half_stage = "1 if tile == 1 and 0 < in_channels_per_group % 16 <= 8 and in_channels_per_group < 128 else 0"
@@ -31,6 +31,7 @@ blocks = "ceil_div(voxel_tiles, block_tiles) * groups * column_tiles"
 "voxels < 2 * 1024 * 1024 * 1024 - 128 and columns < 2 * 1024 * 1024 * 1024 - 128" = "voxels and columns of the product must be below 2^31"
 [search]
 TILE = [1, 2, 3]
+MOST_COLUMNS = [64, 128]
 BLOCK_TILES = [1, 2, 4]
 STAGES = [3, 4]
 [cost]
@@ -90,31 +91,16 @@ shared_bytes = "STAGES * 32768"
 #ifndef MEDIUM_PARTS
 #define MEDIUM_PARTS 2
 #endif
+// Of the large tile, at most.
+#ifndef MOST_COLUMNS
+#define MOST_COLUMNS 128
+#endif
 // Of the ring of the two smaller tiles.
 #ifndef STAGES
 #define STAGES 3
 #endif
 #ifndef BLOCK_TILES
 #define BLOCK_TILES 4
-#endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef KERNEL_D
-#define KERNEL_D 2
-#endif
-#ifndef KERNEL_H
-#define KERNEL_H 2
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 2
-#endif
-#ifndef ROWS_APART
-#define ROWS_APART 0
-#endif
-#ifndef TILE_COLUMNS
-#define TILE_COLUMNS 128
-#endif
-#ifndef HALF_STAGE
-#define HALF_STAGE 0
 #endif
 
 static_assert(STAGES >= 2, "one stage is filled while another is read; the sums of the parts take the room of two");

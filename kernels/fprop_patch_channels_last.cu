@@ -92,16 +92,6 @@ shared_bytes = "shared_bytes"
 #ifndef WARPGROUPS
 #define WARPGROUPS 2
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef WGMMA_TILES
-#define WGMMA_TILES 16
-#endif
-#ifndef WHOLE_CHUNKS
-#define WHOLE_CHUNKS 0
-#endif
-#ifndef NEIGHBOURS  // whether channels that lie together may begin anywhere
-#define NEIGHBOURS 1
-#endif
 #include "convt3d/pipe/patch_wgmma.cuh"
 
 constexpr int EACH = 4 / SIZE, GROUP = 4 * VECTOR;  // elements of a register; columns of which four lanes have a vector each

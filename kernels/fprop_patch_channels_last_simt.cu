@@ -20,7 +20,7 @@ edge = "128 if tile == 1 else 64 if tile == 2 else 32"
 parts = "1 if tile == 1 else 2 if tile == 2 else 8"
 ring = "2 if tile == 1 else STAGES"
 # A warp has 32 columns; the large tile has as many warps side by side as divide the columns evenly.
-column_warps = "ceil_div(ceil_div(columns, ceil_div(columns, 128)), 32) if tile == 1 else edge // 32"
+column_warps = "ceil_div(ceil_div(columns, ceil_div(columns, MOST_COLUMNS)), 32) if tile == 1 else edge // 32"
 column_tiles = "ceil_div(columns, 32 * column_warps)"
 threads = "64 * column_warps if tile == 1 else 128 if tile == 2 else 256"
 # Whether a tile's last stage has channels in its first half alone, which is worth a branch where stages are few.
@@ -32,6 +32,7 @@ stage_bytes = "4 * edge * (16 * parts + 4) + 2048 * column_warps * parts"
 "max(voxels, columns, groups * in_channels_per_group) < 2 * 1024 * 1024 * 1024 - 128" = "voxels and columns of the product must be below 2^31"
 [search]
 TILE = [1, 2, 3]
+MOST_COLUMNS = [64, 128]
 STAGES = [3, 4]
 [cost]
 steps = "in_channels_per_group"
@@ -94,25 +95,13 @@ shared_bytes = "16 * edge + ring * stage_bytes"
 #ifndef MEDIUM_BLOCKS
 #define MEDIUM_BLOCKS 2
 #endif
+// Of the large tile, at most.
+#ifndef MOST_COLUMNS
+#define MOST_COLUMNS 128
+#endif
 // Of the ring of the two smaller tiles.
 #ifndef STAGES
 #define STAGES 3
-#endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef KERNEL_D
-#define KERNEL_D 2
-#endif
-#ifndef KERNEL_H
-#define KERNEL_H 2
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 2
-#endif
-#ifndef COLUMN_WARPS
-#define COLUMN_WARPS 4
-#endif
-#ifndef HALF_STAGE
-#define HALF_STAGE 0
 #endif
 
 static_assert(STAGES >= 3, "the sums of the parts take the room of two stages");

@@ -111,22 +111,6 @@ shared_bytes = "shared_bytes"
 #ifndef WARPGROUPS
 #define WARPGROUPS 2
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef WGMMA_TILES
-#define WGMMA_TILES 16
-#endif
-#ifndef WHOLE_CHUNKS
-#define WHOLE_CHUNKS 0
-#endif
-#ifndef ROWS_APART
-#define ROWS_APART 0
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 2
-#endif
-#ifndef PADDED
-#define PADDED 0
-#endif
 #include "convt3d/pipe/patch_wgmma.cuh"
 
 constexpr int STEP = 32 / SIZE;                                       // channels of a product

@@ -225,75 +225,15 @@ shared_bytes = "rows_at + 2048 * CONSUMERS + row_store_bytes + 4 * raw_places"
 #ifndef LAY_OUT
 #define LAY_OUT 1
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef SLOTS
-#define SLOTS 3
-#endif
-#ifndef STEP
-#define STEP 1
-#endif
-#ifndef MERGED_W
-#define MERGED_W 1
-#endif
-#ifndef CLASSES_W
-#define CLASSES_W 1
-#endif
-#ifndef SLOT_TILES
-#define SLOT_TILES 6
-#endif
-#ifndef WGMMA_TILES
-#define WGMMA_TILES 18
-#endif
-#ifndef M_TILES
-#define M_TILES 2
-#endif
-#ifndef CELLS
-#define CELLS 4
-#endif
-#ifndef CELLS_LAUNCH
-#define CELLS_LAUNCH 0
-#endif
-#ifndef KERNEL_W
-#define KERNEL_W 3
-#endif
-#ifndef STRIDE_W
-#define STRIDE_W 1
-#endif
-#ifndef DILATION_W
-#define DILATION_W 1
-#endif
-#ifndef PHASE_W
-#define PHASE_W 0
-#endif
-#ifndef ROW_SLABS
-#define ROW_SLABS 0
-#endif
-#ifndef RESIDENT
-#define RESIDENT 0
-#endif
-#ifndef FILLED
-#define FILLED 0
-#endif
-#ifndef ROW_STORES
-#define ROW_STORES 0
-#endif
-#ifndef COMPOSED
-#define COMPOSED 0
-#endif
-#ifndef WHOLE_TILES
-#define WHOLE_TILES 0
-#endif
-#ifndef CHANNEL_RUNS
-#define CHANNEL_RUNS 0
-#endif
-#ifndef PAIRS
-#define PAIRS 0
-#endif
 
 #if defined(__CUDACC__)
 #define SUMS (CLASSES_W * M_TILES * WGMMA_TILES * 4)
+constexpr int MOST_TILES = M_TILES;
+// Registers of a thread that loads, and of one that multiplies.
+constexpr int LOADING = CELLS_LAUNCH && !COMPOSED ? 40 : 64, MULTIPLYING = !CELLS_LAUNCH ? 192 : COMPOSED ? 216 : 232;
 #else
 #define SUMS 192
+constexpr int MOST_TILES = 2, LOADING = 64, MULTIPLYING = 192;
 #endif
 
 constexpr int LINE = 2 * VECTOR;  // outputs in the 32 bytes that bulk stores begin on
@@ -750,12 +690,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
   const auto composed_volume = [&](const Mark& begin, int n) { return (n - begin.n) * plane_pitch - begin.at / LINE * LINE; };
 
   if (warpgroup >= CONSUMERS) {
-#if CONSUMERS == 2 && CELLS_LAUNCH && COMPOSED
-    give_registers<64>();
-#elif CONSUMERS == 2 && CELLS_LAUNCH
-    give_registers<40>();
-#elif CONSUMERS == 2 && PRODUCERS == 2
-    give_registers<64>();
+#if CONSUMERS == 2
+    give_registers<LOADING>();
 #endif
     const int loader = static_cast<int>(threadIdx.x) - CONSUMERS * 128;
     if (loader < loaders) {
@@ -984,12 +920,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
     return;
   }
 
-#if CONSUMERS == 2 && CELLS_LAUNCH && COMPOSED
-  take_registers<216>();
-#elif CONSUMERS == 2 && CELLS_LAUNCH
-  take_registers<232>();
-#elif CONSUMERS == 2 && PRODUCERS == 2
-  take_registers<192>();
+#if CONSUMERS == 2
+  take_registers<MULTIPLYING>();
 #endif
   float sums[SUMS];
 #if defined(CONVT3D_TF32X3)
@@ -1237,7 +1169,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           return epilogue.finish(sum);
         };
         if (composes) {
-          int place[2 * M_TILES], past[2 * M_TILES], w[2 * M_TILES];
+          int place[2 * MOST_TILES], past[2 * MOST_TILES], w[2 * MOST_TILES];
 #pragma unroll
           for (int r = 0; r < 2 * tiles; ++r) {
             const RowPlace row = own_rows[r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
@@ -1349,8 +1281,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + (CELLS_LAUNCH ? 1 : PR
           }
         } else {
           // The rows of this thread, side by side so that many stores are on their way.
-          scalar_t* target[2 * M_TILES];
-          int w[2 * M_TILES];
+          scalar_t* target[2 * MOST_TILES];
+          int w[2 * MOST_TILES];
 #pragma unroll
           for (int r = 0; r < 2 * tiles; ++r) {
             const RowPlace row = own_rows[r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];

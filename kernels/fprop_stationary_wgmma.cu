@@ -137,23 +137,6 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 // output, and stored 16 bytes a thread whatever they begin at. Their ends share 32 bytes with neighbours: such a piece must be made whole soon, or the cache
 // writes it to memory twice. So blocks of threads take neighbouring tiles at the same time, and stores keep the order they are written in.
 
-#ifndef WGMMA_TILES  // set by the problem; these are for a look at the compiler's output, and the headers use one
-#define WGMMA_TILES 4
-#define CELLS 4
-#define PATCH_W 64
-#define KERNEL_D 3
-#define KERNEL_H 3
-#define KERNEL_W 3
-#define STRIDE_D 2
-#define STRIDE_H 2
-#define STRIDE_W 2
-#define PADDING_D 1
-#define PADDING_H 1
-#define PADDING_W 1
-#define DILATION_D 1
-#define DILATION_H 1
-#define DILATION_W 1
-#endif
 #include "convt3d.cuh"
 #include "convt3d/core/advanced.cuh"
 #include "convt3d/ptx/beside_packing.cuh"
@@ -180,9 +163,6 @@ shared_bytes = "1024 + weight_bytes + stages * stage_bytes + CONSUMERS * runs * 
 // Whether groups are put together up to so many output channels.
 #ifndef MERGE_GROUPS
 #define MERGE_GROUPS 0
-#endif
-#ifndef CHANNEL_RUNS  // set by the problem
-#define CHANNEL_RUNS 0
 #endif
 // Warpgroups that multiply, and as many that load.
 #ifndef CONSUMERS

@@ -152,28 +152,6 @@ static_assert(BLOCK_WARPS == 4 || BLOCK_WARPS == 8, "16 warps on a multiprocesso
 #define RESIDENT_WARPS 16
 #endif
 #endif
-// Set by the problem; these are for a look at the compiler's output.
-#ifndef KERNEL_W
-#define KERNEL_D 5
-#define KERNEL_H 5
-#define KERNEL_W 5
-#define STRIDE_D 1
-#define STRIDE_H 1
-#define STRIDE_W 1
-#define DILATION_D 1
-#define DILATION_H 1
-#define DILATION_W 1
-#define LEAD_D 0
-#define LEAD_H 0
-#define LEAD_W 0
-#define SHIFT_W 6
-#define IN_CHANNELS 1
-#define OUT_CHANNELS 1
-#define TILES 3
-#define LENGTH_D 4
-#define PLANE_CELLS 12
-#define COLUMN_CELLS 148
-#endif
 
 constexpr int MOST_SUMS = 16, MOST_CELLS = 5;  // of a warp: tiles, and cells of a row
 constexpr int MOST_WEIGHTS = 10;               // fragments of weights that a warp has at once
