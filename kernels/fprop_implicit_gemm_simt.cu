@@ -69,7 +69,7 @@ block_bytes = "8 * row_slots + max(2 * stage_elements * itemsize, threads * (8 *
 "max(stride_d * spread_d, stride_h * spread_h, stride_w * spread_w) < 2 * 1024 * 1024 * 1024" = "the least common multiple of stride and dilation must be below 2^31 on each axis"
 "block_bytes <= 98 * 1024" = "one channel's input rows and weights, twice, must fit the 99 KiB of shared memory that every GPU has"
 [search]
-BLOCK_WARPS = [6, 8]
+BLOCK_WARPS = [4, 6, 8]
 POSITION_WARPS = [4, 8]
 UNROLLED_TAPS = [3, 10]
 DEPTH_PARTS = [0, 1]
