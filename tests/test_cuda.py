@@ -51,11 +51,10 @@ FIRST_OF_THEIR_FAMILY = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
 def instances(kernel: Kernel) -> list[Instance]:
     """One for each dtype; of a kernel specialized by problem those of four named problems, or of the first four that it can do (of
-    few channels too, where it can do one named problem or none), and what `attributes` are asked of: its first dtype without a problem.
-    One that is made for the output's layout is compiled for each."""
+    few channels too, where it can do one named problem or none). One that is made for the output's layout is compiled for each."""
     if not kernel.specialize:
         return [Instance(kernel, dtype) for dtype in kernel.dtypes]
-    found = [Instance(kernel, kernel.dtypes[0])]
+    found = list[Instance]()
     for dtype in kernel.dtypes:
         able = {name: p for name, p in suite("named").items() if kernel.why_not(p, dtype) is None}
         if len(able) < 2:
@@ -368,7 +367,7 @@ def test_attributes(name: str) -> None:
     kernel, backend = kernels()[name], CudaBackend()
     if reason := kernel.why_not_on(backend.arch):
         pytest.skip(reason)
-    module = backend.compile(Instance(kernel, kernel.dtypes[0]))
+    module = backend.compile(instances(kernel)[0])
     for launch in kernel.launches:
         found = module.attributes(launch.symbol)
         assert found["registers"] > 0 and found["local_bytes"] == 0 and found["spill_bytes"] == 0
