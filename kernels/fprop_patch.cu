@@ -91,7 +91,7 @@ shared_bytes = "STAGES * 32768"
 #ifndef MEDIUM_PARTS
 #define MEDIUM_PARTS 2
 #endif
-// Of the large tile, at most.
+// Columns of the large tile, at most.
 #ifndef MOST_COLUMNS
 #define MOST_COLUMNS 128
 #endif

@@ -95,7 +95,7 @@ shared_bytes = "16 * edge + ring * stage_bytes"
 #ifndef MEDIUM_BLOCKS
 #define MEDIUM_BLOCKS 2
 #endif
-// Of the large tile, at most.
+// Columns of the large tile, at most.
 #ifndef MOST_COLUMNS
 #define MOST_COLUMNS 128
 #endif

@@ -134,9 +134,9 @@ def test_a_trial_is_of_two_kernels_and_of_the_most_promising_configurations() ->
 
 @pytest.mark.parametrize("place", [0, 1, -1])
 def test_a_kernel_is_tried_in_several_configurations(clock: Clock, place: int) -> None:
-    both = [one.kernel for one in contestants("bf16") if one.kernel.name == contestants("bf16")[0].kernel.name]
-    assert len(both) == len({tuple(one.tunables.items()) for one in both}) == 3
-    quick = both[place]
+    own = [one.kernel for one in contestants("bf16") if one.kernel.name == contestants("bf16")[0].kernel.name]
+    assert len(own) == len({tuple(one.tunables.items()) for one in own}) == 3
+    quick = own[place]
     clock.ms = {quick: 0.5}
     assert right(ct.conv_transpose3d(*(tensor.bfloat16() for tensor in OPERANDS), **LAYER))
     (entry,) = [entry for entry in Database.read(tuning.user_path()).entries() if entry.kernel == quick.name]
