@@ -223,7 +223,7 @@ TAILS = [
         ("fprop_depthwise", DEPTHWISE_TAILS),
         ("fprop_direct", DEPTHWISE_TAILS | FEW_TAILS | DIRECT_TAILS),
         ("fprop_toeplitz_mma", DEPTHWISE_TAILS | GROUPED_TAILS),
-        ("fprop_depthwise_channels_last", DEPTHWISE_TAILS),
+        ("fprop_grouped_channels_last", DEPTHWISE_TAILS),
         ("fprop_few_outputs", FEW_TAILS),
         ("fprop_patch", PATCH_TAILS),
     )
@@ -339,7 +339,7 @@ def together(kernel: Kernel, problem: Problem, dtype: type, seed: int) -> tuple[
     ids=str,
 )
 def test_depthwise_where_channels_lie_together(tunables: dict[str, int], what: str) -> None:
-    kernel = kernels()["fprop_depthwise_channels_last"].replace_tunables(**tunables)
+    kernel = kernels()["fprop_grouped_channels_last"].replace_tunables(**tunables)
     for number, problem in enumerate(map(Problem.parse, TOGETHER[what])):
         for dtype in (np.float32, np.float16):
             np.testing.assert_array_equal(*together(kernel, problem, dtype, number), f"{problem} {dtype.__name__}")
@@ -359,7 +359,7 @@ TOGETHER_MISTAKES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", TOGETHER_MISTAKES)
 def test_mistakes_where_channels_lie_together_are_found(mistake: str) -> None:
-    source = kernels()["fprop_depthwise_channels_last"].source
+    source = kernels()["fprop_grouped_channels_last"].source
     assert source.count(TOGETHER_MISTAKES[mistake][0]) == 1
     mistaken = Kernel.from_source(source.replace(*TOGETHER_MISTAKES[mistake]), "mistaken").replace_tunables(AHEAD=1)
     report = check(mistaken, backend="host", examples=40, dtypes=["fp32"], kinds=["exact"], seed=1)

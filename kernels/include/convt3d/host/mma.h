@@ -59,6 +59,32 @@ void ldmatrix(unsigned (&fragment)[matrices], const char* row, Site site, Combin
   for (unsigned r = 0; r < matrices; ++r) fragment[r] = slot.fragment[r];
 }
 
+// ---- movmatrix ----
+
+struct PairSlot {
+  unsigned pair, transposed;
+};
+
+CONVT3D_RUNTIME inline void combine_movmatrix(void* const (&slots)[warp_threads]) {
+  require_all_lanes(slots, "movmatrix");
+  for (unsigned lane = 0; lane < warp_threads; ++lane) {
+    const unsigned column = lane / 4;
+    unsigned both = 0;
+    for (unsigned e = 0; e < 2; ++e) {
+      const unsigned row = lane % 4 * 2 + e;
+      const unsigned pair = static_cast<const PairSlot*>(slots[row * 4 + column / 2])->pair;
+      both |= (pair >> (column % 2 * 16) & 0xffffu) << (16 * e);
+    }
+    static_cast<PairSlot*>(slots[lane])->transposed = both;
+  }
+}
+
+inline unsigned movmatrix(unsigned pair, Site site) {
+  PairSlot slot{pair, 0};
+  warp_collective(0xffffffffu, &slot, combine_movmatrix, site);
+  return slot.transposed;
+}
+
 // ---- mma ----
 
 // What 16 bits are as a number, by a table: to_accum would be much of a product's time.
@@ -167,6 +193,10 @@ inline void ldmatrix_x4_transposed(unsigned (&fragment)[4], unsigned row, CONVT3
 
 inline void ldmatrix_x2(unsigned (&fragment)[2], unsigned row, CONVT3D_HERE) {
   convt3d_host::ldmatrix(fragment, convt3d_host::state.arena + row, {file, line, "ldmatrix"});
+}
+
+inline unsigned transposed_matrix(unsigned pair, CONVT3D_HERE) {
+  return convt3d_host::movmatrix(pair, {file, line, "movmatrix"});
 }
 
 inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, CONVT3D_HERE) {

@@ -35,6 +35,13 @@ __device__ inline void ldmatrix_x2(unsigned (&fragment)[2], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(fragment[0]), "=r"(fragment[1]) : "r"(row));
 }
 
+// A matrix of 8 x 8 elements of 16 bits, of which lane l has the pair l % 4 of row l / 4, transposed: lane l gets two of column l / 4.
+__device__ inline unsigned transposed_matrix(unsigned pair) {
+  unsigned transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 #define CONVT3D_MMA(name, shape_and_types)                                                                     \
   __device__ inline void name(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {               \
     asm("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \

@@ -15,7 +15,9 @@ DILATION_W = "dilation_w"
 PADDING_H = "padding_h"
 PADDING_W = "padding_w"
 IN_CHANNELS = "in_channels"
-MULTIPLIER = "out_channels_per_group"
+OUT_CHANNELS = "out_channels"
+IN_GROUP = "in_channels_per_group"
+OUT_GROUP = "out_channels_per_group"
 VECTOR = "vector"
 LENGTH_H = "run_h"
 LENGTH_W = "run_w"
@@ -25,8 +27,10 @@ THREADS = "threads"
 [constants]
 # Many taps have many weights to read: more sums for each.
 sums = "SUMS if SUMS else 48 if taps <= 64 else 96"
-# A thread's neighbouring output channels.
-vector = "3 if out_channels_per_group == 3 else CHANNELS if out_channels % CHANNELS == 0 else 2 if out_channels % 2 == 0 else 1"
+# A thread's neighbouring output channels: part of a group's, or those of whole groups.
+fours = "out_channels % CHANNELS == 0 and (out_channels_per_group % CHANNELS == 0 or CHANNELS % out_channels_per_group == 0)"
+twos = "out_channels % 2 == 0 and (out_channels_per_group % 2 == 0 or out_channels_per_group == 1)"
+vector = "CHANNELS if fours else 2 if twos else 3 if out_channels_per_group % 3 == 0 else 1"
 reach_h = "(kernel_h - 1) * dilation_h // stride_h"
 reach_w = "(kernel_w - 1) * dilation_w // stride_w"
 run_w = "max(1, 4 // stride_w)"
@@ -38,7 +42,8 @@ most_h = "sums // (planes * row_sums) if rolls else sums * 2 // 3 // row_sums"
 run_h = "max(1, min(4, most_h, (sums if reach_w <= 8 else 48) // ((run_w + reach_w) * vector), 2048 // (taps * run_w * vector) if rolls else 4))"
 # Channels of a block: all, or parts of about a size, in units of 16 bytes (of 16 bits).
 unit = "24 if vector == 3 else 8"
-most_channels = "max(unit, min(BLOCK_CHANNELS, 96 * 1024 // (4 * taps) - 4) // unit * unit)"
+all_taps = "in_channels_per_group * taps"
+most_channels = "max(unit, min(BLOCK_CHANNELS, 96 * 1024 // (4 * all_taps) - 4) // unit * unit)"
 parts = "ceil_div(out_channels, most_channels)"
 block_channels = "min(most_channels, ceil_div(ceil_div(out_channels, parts), unit) * unit)"
 channel_blocks = "ceil_div(out_channels, block_channels)"
@@ -67,10 +72,11 @@ least_d = "4 if blocks >= multiprocessors else 2 if blocks >= multiprocessors //
 run_d = "max(min(all_d, least_d), ceil_div(all_d, ceil_div(multiprocessors * BLOCKS, max(1, blocks))))"
 runs_d = "ceil_div(all_d, run_d)"
 [restrictions]
-"in_channels_per_group == 1 and out_channels_per_group <= 4" = "it is for depthwise layers: one input channel a group, a multiplier of at most 4"
+"in_channels_per_group <= 32 and out_channels_per_group <= 32" = "it is for small groups: at most 32 input channels and 32 output channels a group"
+"in_channels_per_group == 1 or all_taps <= 1000" = "a thread adds at most 1000 products of an output one after the other, since rounding errors add up"
 "stride_h <= 4 and stride_w <= 4" = "a thread owns all residues of h and w: strides of at most 4 along them"
 "kernel_h * kernel_w <= 64 and reach_h <= 12 and reach_w <= 12" = "the inputs of a window lie in registers: at most 64 taps in a plane, which reach over at most 13 of them along h and w"
-"4 * taps * pitch <= 98 * 1024" = "the weights of a block's channels must fit the 99 KiB of shared memory that every GPU has"
+"4 * all_taps * pitch <= 98 * 1024" = "the weights of a block's channels must fit the 99 KiB of shared memory that every GPU has"
 "blocks * runs_d <= 2000000000" = "it counts its blocks in 32 bits"
 [search]
 CHANNELS = [2, 4]
@@ -79,15 +85,15 @@ BLOCK_THREADS = [128, 256]
 AHEAD = [0, 1]
 BLOCKS = [2, 8, 16]
 [cost]
-steps = "run_d + (kernel_d - 1) * dilation_d // stride_d"
+steps = "(run_d + (kernel_d - 1) * dilation_d // stride_d) * in_channels_per_group"
 products = "vectors * vector * block_rows * block_columns * run_h * run_w * taps"
 bytes = "vectors * vector * block_rows * block_columns * (run_h + reach_h) * (run_w + reach_w) * itemsize"
 [[launch]]
 grid = "blocks * runs_d"
 block = "ceil_div(vectors * block_rows * block_columns, 32) * 32"
-shared_bytes = "4 * taps * pitch"
+shared_bytes = "4 * all_taps * pitch"
 */
-// Depthwise (groups = in_channels, with a channel multiplier of up to 4) where channels lie together in memory; right for any layout.
+// Depthwise layers and small groups where channels lie together in memory; right for any layout.
 // Memory is the bound, or for kernels of 5 and 7 the multiply-adds: what counts is that inputs come from memory once and are read
 // from L1 seldom, in whole vectors.
 //
@@ -136,7 +142,7 @@ constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), MOST_SUMS = 96;
 #if defined(__CUDACC__)
 constexpr int MOST_ROWS = Taps{KERNEL_H, STRIDE_H, DILATION_H, PADDING_H, LENGTH_H}.inputs(), MOST_VECTOR = VECTOR;
 constexpr int MOST_COLUMNS = Taps{KERNEL_W, STRIDE_W, DILATION_W, PADDING_W, LENGTH_W}.inputs();
-constexpr int SINGLE = VECTOR % MULTIPLIER == 0 ? VECTOR / MULTIPLIER : 1, WORDS = (SINGLE * SIZE + 3) / 4;
+constexpr int SINGLE = VECTOR % OUT_GROUP == 0 ? VECTOR / OUT_GROUP : 1, WORDS = (SINGLE * SIZE + 3) / 4;
 // Warps on a multiprocessor that have registers for their sums, their window and about 30 beside.
 constexpr int PLANES = (KERNEL_D - 1) * DILATION_D + 1 > STRIDE_D ? (KERNEL_D - 1) * DILATION_D + 1 : STRIDE_D;
 constexpr int OWN_SUMS = (ROLLS ? PLANES : 1) * LENGTH_H * STRIDE_H * LENGTH_W * STRIDE_W * VECTOR;
@@ -156,7 +162,7 @@ constexpr int MOST_ROWS = 18, MOST_COLUMNS = 18, MOST_VECTOR = 4, WORDS = 4, RES
 #endif
 constexpr int RESIDENT = RESIDENT_WARPS * 32 > THREADS ? RESIDENT_WARPS * 32 / THREADS : 1;  // blocks
 
-// Neighbouring input channels of one voxel as they lie in memory.
+// Input channels of one voxel as they lie in memory: of each of a thread's groups one.
 struct Raw {
   unsigned word[WORDS];
 };
@@ -164,9 +170,9 @@ struct Raw {
 // What all of a thread's work has in common; numbers that a GPU's binary is compiled for.
 struct Shape {
   Taps h, w;
-  int vector, multiplier, pitch;
+  int vector, in_group, out_group, pitch;
 
-  __device__ int inputs() const { return vector % multiplier == 0 ? vector / multiplier : 1; }  // channels of a vector
+  __device__ int inputs() const { return vector % out_group == 0 ? vector / out_group : 1; }  // groups of a vector
   __device__ int input_of(int v) const { return v * inputs() / vector; }
   // Whether the whole window is in registers at once.
   __device__ bool whole() const { return h.inputs() * w.inputs() * inputs() <= 48; }
@@ -194,9 +200,16 @@ __device__ __forceinline__ unsigned bits_of(Half value) {
   return value.bits;
 }
 
-// Load a vector of `count` channels. What lies outside is zeros that were not read.
-__device__ __forceinline__ void load(Raw& raw, const scalar_t* from, int count, bool inside) {
-  if (count * SIZE == 4) {
+// Load `count` channels, `step` apart. What lies outside is zeros that were not read.
+__device__ __forceinline__ void load(Raw& raw, const scalar_t* from, int count, int step, bool inside) {
+  if (step > 1) {
+#pragma unroll
+    for (int c = 0; c < count; ++c) {
+      const unsigned bits = inside ? bits_of(from[c * step]) : 0u;
+      if (SIZE == 4) raw.word[c % WORDS] = bits;
+      if (SIZE == 2) raw.word[c / 2 % WORDS] = c % 2 == 0 ? bits : raw.word[c / 2 % WORDS] | bits << 16;
+    }
+  } else if (count * SIZE == 4) {
     load_words<1>(raw, from, inside);
   } else if (WORDS >= 2 && count * SIZE == 8) {
     load_words<WORDS >= 2 ? 2 : 1>(raw, from, inside);
@@ -225,14 +238,15 @@ __device__ __forceinline__ void load_row(Raw (&raw)[MOST_COLUMNS], const Shape& 
 #pragma unroll
   for (int column = 0; column < shape.w.inputs(); ++column) {
     const bool inside = live && static_cast<unsigned>(place.w + column) < static_cast<unsigned>(problem.input_size[2]);
-    load(raw[column], line + column * SPECIALIZED(IN_CHANNELS, problem.in_channels), shape.inputs(), !TESTED || inside);
+    load(raw[column], line + column * SPECIALIZED(IN_CHANNELS, problem.in_channels), shape.inputs(), shape.in_group,
+         !TESTED || inside);
   }
 }
 
-// The whole window.
+// The whole window of a channel of each group.
 __device__ __forceinline__ void load_window(Raw (&raw)[MOST_ROWS][MOST_COLUMNS], const Shape& shape, const Problem& problem,
-                                            const View<const scalar_t>& input, const Place& place, int d) {
-  const scalar_t* const plane = place.first + d * input.stride[2];
+                                            const View<const scalar_t>& input, const Place& place, int d, int channel) {
+  const scalar_t* const plane = place.first + channel + d * input.stride[2];
   if (place.inside) {
 #pragma unroll
     for (int row = 0; row < shape.h.inputs(); ++row) load_row<false>(raw[row], shape, problem, input, place, plane, row);
@@ -363,16 +377,14 @@ __device__ inline void gather(const Problem& problem, const View<const scalar_t>
       accum_t sum = epilogue.start(co);
       const accum_t* tap = weights + v;
 #pragma unroll 1
-      for (int kd = 0; kd < problem.kernel_size[0]; ++kd) {
-        const int d = input_index(problem, 0, o_d, kd);
+      for (int row = 0; row < shape.in_group * problem.kernel_size[0] * shape.h.kernel; ++row) {
+        const int ci = co / shape.out_group * shape.in_group + row / (problem.kernel_size[0] * shape.h.kernel);
+        const int d = input_index(problem, 0, o_d, row / shape.h.kernel % problem.kernel_size[0]);
+        const int h = input_index(problem, 1, o_h, row % shape.h.kernel);
 #pragma unroll 1
-        for (int kh = 0; kh < shape.h.kernel; ++kh) {
-          const int h = input_index(problem, 1, o_h, kh);
-#pragma unroll 1
-          for (int kw = 0; kw < shape.w.kernel; ++kw, tap += shape.pitch) {
-            const int w = input_index(problem, 2, o_w, kw);
-            if (d >= 0 && h >= 0 && w >= 0) sum += to_accum(*input.at(own.n, co / shape.multiplier, d, h, w)) * *tap;
-          }
+        for (int kw = 0; kw < shape.w.kernel; ++kw, tap += shape.pitch) {
+          const int w = input_index(problem, 2, o_w, kw);
+          if (d >= 0 && h >= 0 && w >= 0) sum += to_accum(*input.at(own.n, ci, d, h, w)) * *tap;
         }
       }
       *output.at(own.n, co, o_d, o_h, o_w) = epilogue.finish(sum);
@@ -381,23 +393,24 @@ __device__ inline void gather(const Problem& problem, const View<const scalar_t>
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    convt3d_fprop_depthwise_channels_last(const Problem problem, const View<const scalar_t> input,
-                                          const View<const scalar_t> weight, const scalar_t* __restrict__ bias,
-                                          const View<scalar_t> output, const int vector, const int run_h, const int run_w,
-                                          const int rolls, const int block_channels, const int channel_blocks,
-                                          const int vectors, const int pitch, const int block_rows, const int block_columns,
-                                          const int regions_h, const int regions_w, const int run_d, const int runs_d,
-                                          const int out_channels_per_group) {
+    convt3d_fprop_grouped_channels_last(const Problem problem, const View<const scalar_t> input,
+                                        const View<const scalar_t> weight, const scalar_t* __restrict__ bias,
+                                        const View<scalar_t> output, const int vector, const int run_h, const int run_w,
+                                        const int rolls, const int block_channels, const int channel_blocks, const int vectors,
+                                        const int pitch, const int block_rows, const int block_columns, const int regions_h,
+                                        const int regions_w, const int run_d, const int runs_d, const int in_channels_per_group,
+                                        const int out_channels_per_group) {
   const Epilogue epilogue{bias};
   extern __shared__ __align__(16) unsigned char shared[];
-  accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [tap][channel]
+  accum_t* weights = reinterpret_cast<accum_t*>(shared);  // [input channel of a group][tap][channel]
   const Shape shape = {
       {SPECIALIZED(KERNEL_H, problem.kernel_size[1]), SPECIALIZED(STRIDE_H, problem.stride[1]),
        SPECIALIZED(DILATION_H, problem.dilation[1]), SPECIALIZED(PADDING_H, problem.padding[1]), SPECIALIZED(LENGTH_H, run_h)},
       {SPECIALIZED(KERNEL_W, problem.kernel_size[2]), SPECIALIZED(STRIDE_W, problem.stride[2]),
        SPECIALIZED(DILATION_W, problem.dilation[2]), SPECIALIZED(PADDING_W, problem.padding[2]), SPECIALIZED(LENGTH_W, run_w)},
       SPECIALIZED(VECTOR, vector),
-      SPECIALIZED(MULTIPLIER, out_channels_per_group),
+      SPECIALIZED(IN_GROUP, in_channels_per_group),
+      SPECIALIZED(OUT_GROUP, out_channels_per_group),
       SPECIALIZED(PITCH, pitch)};
   const Taps &th = shape.h, &tw = shape.w;
 
@@ -418,12 +431,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 
   const int taps_h = th.kernel, taps_w = tw.kernel;
   const int taps = SPECIALIZED(KERNEL_D, problem.kernel_size[0]) * taps_h * taps_w;
-  const int staged = min(block_channels, problem.out_channels - first_channel) * taps;
+  const int all_taps = shape.in_group * taps, staged = min(block_channels, problem.out_channels - first_channel) * all_taps;
 #pragma unroll 4
   for (int item = static_cast<int>(threadIdx.x); item < staged; item += static_cast<int>(blockDim.x)) {
-    const int channel = item / taps, tap = item % taps, co = first_channel + channel;
-    weights[tap * shape.pitch + channel] = to_accum(
-        *weight.at(co / shape.multiplier, co % shape.multiplier, tap / (taps_h * taps_w), tap / taps_w % taps_h, tap % taps_w));
+    const int channel = item / all_taps, row = item % all_taps, tap = row % taps, co = first_channel + channel;
+    const int ci = co / shape.out_group * shape.in_group + row / taps;
+    weights[row * shape.pitch + channel] =
+        to_accum(*weight.at(ci, co % shape.out_group, tap / (taps_h * taps_w), tap / taps_w % taps_h, tap % taps_w));
   }
 
   const int thread = static_cast<int>(threadIdx.x), tile = thread / vectors, own_channel = thread % vectors * shape.vector;
@@ -434,12 +448,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   own.rows = problem.output_size[1] - own.h;
   own.columns = problem.output_size[2] - own.w;
   const bool live = tile < block_rows * block_columns && own.co < problem.out_channels && own.rows > 0 && own.columns > 0;
-  const bool vectors_lie_together =
-      packed(input, problem.in_channels, shape.inputs()) && packed(output, problem.out_channels, shape.vector);
+  const bool vectors_lie_together = packed(input, problem.in_channels, shape.in_group > 1 ? 1 : shape.inputs()) &&
+                                    packed(output, problem.out_channels, shape.vector);
   Place place;
   place.h = th.first() + h - th.reach();
   place.w = tw.first() + w - tw.reach();
-  place.first = input.at(n, own.co / shape.multiplier, 0, place.h, place.w);
+  place.first = input.at(n, own.co / shape.out_group * shape.in_group, 0, place.h, place.w);
   place.inside = place.h >= 0 && place.h + th.inputs() <= problem.input_size[1] && place.w >= 0 &&
                  place.w + tw.inputs() <= problem.input_size[2];
   scalar_t* const y = output.at(n, own.co, 0, own.h, own.w);
@@ -450,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const bool rolling = SPECIALIZED(ROLLS, rolls) != 0, ahead = AHEAD != 0 && rolling && shape.whole();
   Raw raw[MOST_ROWS][MOST_COLUMNS];
   int i = max(0, own.begin - (kernel_d - 1) * dilation_d / stride_d);  // the first input plane that the run reads
-  if (ahead && live && vectors_lie_together && i < depth) load_window(raw, shape, problem, input, place, i);
+  if (ahead && live && vectors_lie_together && i < depth) load_window(raw, shape, problem, input, place, i, 0);
   __syncthreads();  // the weights are there
   if (!live) return;
   weights += own_channel;
@@ -463,18 +477,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
   for (int v = 0; v < shape.vector; ++v) start[v] = epilogue.start(own.co + v);
   const auto multiply_plane = [&](int d, int taps_d, const accum_t* from) {
-    if (shape.whole()) {
-      load_window(raw, shape, problem, input, place, d);
-      multiply(sums, shape, raw, taps_d, dilation_d, from, [](int) {});
-    } else {
-      const scalar_t* const at = place.first + d * input.stride[2];
-      multiply(sums, shape, raw, taps_d, dilation_d, from,
-               [&](int row) { load_row<true>(raw[row], shape, problem, input, place, at, row); });
+#pragma unroll 1
+    for (int channel = 0; channel < shape.in_group; ++channel, from += taps * shape.pitch) {
+      if (shape.whole()) {
+        load_window(raw, shape, problem, input, place, d, channel);
+        multiply(sums, shape, raw, taps_d, dilation_d, from, [](int) {});
+      } else {
+        const scalar_t* const at = place.first + channel + d * input.stride[2];
+        multiply(sums, shape, raw, taps_d, dilation_d, from,
+                 [&](int row) { load_row<true>(raw[row], shape, problem, input, place, at, row); });
+      }
     }
   };
   const auto store = [&](const accum_t* from, int o) {
     if (o < 0 || o >= problem.output_size[0]) return;
-    const int step = SPECIALIZED(IN_CHANNELS * MULTIPLIER, problem.out_channels);
+    const int step = SPECIALIZED(OUT_CHANNELS, problem.out_channels);
     store_plane(epilogue, from, shape, y + o * output.stride[2], output.stride[3], step, own.rows, own.columns);
   };
   if (rolling) {
@@ -485,15 +502,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (; i < own.end; ++i) {
       forget_memory();  // or weights are read before the loop, and spilled
       if (i < depth && !ahead) multiply_plane(i, kernel_d, weights);
-      if (i < depth && ahead) {
+#pragma unroll 1
+      for (int channel = 0; channel < shape.in_group && i < depth && ahead; ++channel) {
         Raw loaded[MOST_ROWS][MOST_COLUMNS];
 #pragma unroll
         for (int row = 0; row < th.inputs(); ++row) {
 #pragma unroll
           for (int column = 0; column < tw.inputs(); ++column) loaded[row][column] = raw[row][column];
         }
-        if (i + 1 < min(own.end, depth)) load_window(raw, shape, problem, input, place, i + 1);
-        multiply(sums, shape, loaded, kernel_d, dilation_d, weights, [](int) {});
+        if (channel + 1 < shape.in_group) {
+          load_window(raw, shape, problem, input, place, i, channel + 1);
+        } else if (i + 1 < min(own.end, depth)) {
+          load_window(raw, shape, problem, input, place, i + 1, 0);
+        }
+        multiply(sums, shape, loaded, kernel_d, dilation_d, weights + channel * taps * shape.pitch, [](int) {});
       }
 #pragma unroll
       for (int r = 0; r < stride_d; ++r) {
