@@ -1,6 +1,6 @@
 /* convt3d
 pass = "fprop"
-dtypes = ["tf32", "tf32x3", "bf16", "fp16"]
+dtypes = ["tf32", "bf16", "fp16"]
 multiplies_padding = true
 [specialize]
 KERNEL_D = "kernel_d"
@@ -16,6 +16,7 @@ PADDING_D = "padding_d"
 PADDING_H = "padding_h"
 PADDING_W = "padding_w"
 IN_CHANNELS = "in_channels_per_group"
+CHUNK_CELLS = "chunk_cells"
 HALVES = "halves"
 JOINED_H = "joined_h"
 JOINED_W = "joined_w"
@@ -27,12 +28,13 @@ WINDOW_W = "window_w"
 OUTPUT_LAYOUT = "output_layout"
 STORE = "store"
 [constants]
-# Cells of 16 bytes of channels, two for each product; halves of tiles of 16 output channels.
+# Cells of 16 bytes of channels, two for each product, and so many of them at a time in shared memory; halves of a tile of 16 output channels.
 vector = "16 // itemsize"
 cells = "2 * ceil_div(in_channels_per_group, 2 * vector)"
-halves = "1 if out_channels_per_group <= 8 else 2 if out_channels_per_group <= 16 else 4"
-row_tiles = "ceil_div(halves, 2)"
-channel_tiles = "ceil_div(out_channels_per_group, 16 * row_tiles)"
+chunk_cells = "2 * ceil_div(cells, 2 * ceil_div(cells, 8))"
+chunks = "ceil_div(cells, chunk_cells)"
+halves = "1 if out_channels_per_group <= 8 else 2"
+channel_tiles = "ceil_div(out_channels_per_group, 16)"
 q_d = "ceil_div(output_d, stride_d)"
 q_h = "ceil_div(output_h, stride_h)"
 q_w = "ceil_div(output_w, stride_w)"
@@ -46,14 +48,16 @@ joined_h = "2 if out_channels_per_group <= 4 and joined_w == 2 and stride_h == 2
 rows_h = "halo_h + 1 if joined_h == 2 else kernel_h"
 rows_w = "halo_w + 1 if joined_w == 2 else kernel_w"
 # A warp's unit: so many tiles of 8 positions as its sums allow, in rows of 8 or 16.
-residues = "stride_h // joined_h * (stride_w // joined_w) * row_tiles"
-tiles = "(8 if residues <= 2 else 4) if residues <= 4 and split == 0 else 4 if residues <= 2 else 2"
+residues = "stride_h // joined_h * (stride_w // joined_w)"
+tiles = "8 if residues == 1 else 4 if residues <= 4 else 2"
 unit_w = "8 if q_w <= 8 else 16"
 unit_h = "8 * tiles // unit_w"
 # A block's box of units.
 box_w = "unit_w if ceil_div(q_w, unit_w) * unit_w < ceil_div(q_w, 2 * unit_w) * 2 * unit_w else 2 * unit_w"
-box_h = "unit_h * max(1, min(ceil_div(q_h, unit_h), POSITIONS // (min(q_d, 2) * box_w * unit_h)))"
-box_d = "max(1, min(q_d, POSITIONS // (box_w * box_h)))"
+# In several chunks each warp has one unit, so that nothing is loaded twice.
+positions = "POSITIONS if chunks == 1 else max(box_w * unit_h, 32 * tiles // stride_d)"
+box_h = "unit_h * max(1, min(ceil_div(q_h, unit_h), positions // (min(q_d, 2) * box_w * unit_h)))"
+box_d = "max(1, min(q_d, positions // (box_w * box_h)))"
 boxes_d = "ceil_div(q_d, box_d)"
 boxes_h = "ceil_div(q_h, box_h)"
 boxes_w = "ceil_div(q_w, box_w)"
@@ -64,20 +68,22 @@ window_w = "box_w + halo_w"
 row_pieces = "1 if output_w % (4 if stride_w == 2 or unit_w == 16 else 2) == 0 else 2 if output_w % 2 == 0 else 3"
 channel_vectors = "out_channels % (2 if halves == 1 else 4) == 0 and out_channels_per_group % (2 if halves == 1 else 4) == 0"
 store = "row_pieces if output_layout == 1 else (4 if channel_vectors and itemsize == 2 else 5) if output_layout == 2 else 0"
-shared_bytes = "16 * (cells + 1) * window_d * window_h * window_w"
-fragments = "groups * channel_tiles * kernel_d * rows_h * rows_w * (cells // 2) * row_tiles * (1 + split) * 32"
+shared_bytes = "16 * (chunk_cells + 1) * window_d * window_h * window_w"
+products_of_tile = "kernel_d * rows_h * rows_w * (cells // 2)"
+fragments = "groups * channel_tiles * products_of_tile * 32"
 [restrictions]
 "stride_w <= 2 and residues <= 8" = "a warp keeps the sums of all residues of h and w in registers: a stride of at most 2 along w, and few residues"
-"kernel_h * kernel_w <= 36" = "the taps of a plane are unrolled: at most 36"
-"shared_bytes <= 98 * 1024" = "the inputs that a block's positions meet must fit the 99 KiB of shared memory that every GPU has, all channels of them"
+"kernel_w <= 5 and kernel_h * kernel_w <= 25" = "the taps of a plane are unrolled, and those of a row in registers: at most 25, and 5"
+"out_channels_per_group <= 32" = "inputs are loaded again for every 16 output channels: at most 32"
+"shared_bytes <= 98 * 1024" = "the inputs that a block's positions meet must fit the 99 KiB of shared memory that every GPU has, some channels of them"
 "max(batch * groups * channel_tiles * boxes_d * boxes_h * boxes_w, fragments) <= 2000000000" = "it counts its blocks in 32 bits"
 [search]
 POSITIONS = [128, 256, 512]
-RESIDENT = [3, 4]
+RESIDENT = [3, 4, 5]
 [cost]
-steps = "ceil_div(taps * cells, 2 * stride_h * stride_w)"
-products = "box_d * box_h * box_w * stride_d * stride_h * stride_w * 16 * row_tiles * 2 * vector"
-bytes = "shared_bytes // steps"
+steps = "products_of_tile"
+products = "box_d * box_h * box_w * 16 * 2 * vector"
+bytes = "ceil_div(shared_bytes * chunks, products_of_tile)"
 [workspace]
 packed_weight = "4 * fragments"
 [[launch]]
@@ -122,12 +128,20 @@ shared_bytes = "shared_bytes"
 #endif
 // Blocks of a multiprocessor.
 #ifndef RESIDENT
-#define RESIDENT 3
+#define RESIDENT 4
 #endif
 
 constexpr int SIZE = static_cast<int>(sizeof(scalar_t)), EACH = 4 / SIZE;  // elements of a register
 constexpr int THREADS = 128, WARPS = THREADS / 32;
-constexpr int MOST_SUMS = 16, MOST_TILES = 8, MOST_ROW_TILES = 2;  // of a warp
+// With 64 sums a thread, or where it looks at strides, it needs more registers than four blocks leave it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr bool FEW_REGISTERS = false;
+#else
+constexpr bool FEW_REGISTERS = SIZE == 2;
+#endif
+constexpr int FITTING = OUTPUT_LAYOUT == 0 ? 2 : HALVES == 1 ? 5 : FEW_REGISTERS ? 4 : 3;
+constexpr int BLOCKS = RESIDENT < FITTING ? RESIDENT : FITTING;
+constexpr int MOST_SUMS = 16, MOST_TILES = 8;  // of a warp
 
 // A lane's share of 16 output channels x two cells of a tap's weight.
 struct alignas(16) Fragment {
@@ -151,27 +165,26 @@ __device__ inline Taps taps_of(const Problem& problem, int axis) {
   return {problem.kernel_size[axis], problem.stride[axis], problem.dilation[axis], problem.padding[axis], 1};
 }
 
-// Fragments [group][channel tile][tap of d][of h][of w][pair of cells][row tile][part][lane]. Where residues share a product the taps are
+// Fragments [group][channel tile][tap of d][of h][of w][pair of cells][lane]. Where residues share a product the taps are
 // those of each at an input so far below, from the nearest on, and zero where it has none.
 extern "C" __global__ void __launch_bounds__(128)
     convt3d_window_mma_pack(const Problem problem, const View<const scalar_t> weight, Fragment* __restrict__ packed_weight,
                             const int cells, const int halves, const int joined_h, const int joined_w, const int rows_h,
                             const int rows_w, const int channel_tiles, const int fragments) {
   unsigned rest = blockIdx.x * 128 + threadIdx.x;
-  if (rest * PARTS >= static_cast<unsigned>(fragments)) return;
+  if (rest >= static_cast<unsigned>(fragments)) return;
   const auto next = [&rest](int count) {
     const unsigned index = rest % count;
     rest /= count;
     return static_cast<int>(index);
   };
-  Fragment* const to = packed_weight + (rest / 32 * PARTS * 32 + rest % 32);
+  Fragment& to = packed_weight[rest];
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int row_tiles = (halves + 1) / 2, lane = next(32), row_tile = next(row_tiles), pair = next(cells / 2);
+  const int lane = next(32), pair = next(cells / 2);
   const int at_w = next(rows_w), at_h = next(rows_h), kd = next(problem.kernel_size[0]);
-  const int first_out = (next(channel_tiles) * row_tiles + row_tile) * 16, group = static_cast<int>(rest);
+  const int first_out = next(channel_tiles) * 16, group = static_cast<int>(rest);
   const Rows rows = {halves, joined_h, joined_w};
   const Taps th = taps_of(problem, 1), tw = taps_of(problem, 2);
-  Fragment high, low{};
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const int row = lane / 4 + 8 * (r % 2), co = first_out + rows.channel(row);
@@ -186,22 +199,17 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     unsigned word;
     memcpy(&word, own, sizeof word);
-    if (PARTS == 2) split_tf32(__uint_as_float(word), word, low.a[r]);
-    if (SIZE == 4 && PARTS == 1) word = nearest_tf32(__uint_as_float(word));
-    high.a[r] = word;
+    to.a[r] = SIZE == 4 ? nearest_tf32(__uint_as_float(word)) : word;
   }
-  to[0] = high;
-  if (PARTS == 2) to[32] = low;
 }
 
 // What all of a block's work has in common; numbers that a GPU's binary is compiled for.
 struct Shape {
   Taps d, h, w;
   Rows rows;
-  int channels, tiles, unit_w, window_d, window_h, window_w;
+  int channels, chunk_cells, tiles, unit_w, window_d, window_h, window_w;
 
   __device__ int cells() const { return (channels + 2 * VECTOR - 1) / (2 * VECTOR) * 2; }
-  __device__ int row_tiles() const { return (rows.halves + 1) / 2; }
   __device__ int unit_h() const { return tiles * 8 / unit_w; }
   // Units of the block's box.
   __device__ int box_d() const { return window_d - d.inputs() + 1; }
@@ -215,29 +223,30 @@ struct Shape {
     const int second = tile % (unit_w / 8);
     return turns() ? n / 2 * 4 + second * 2 + n % 2 : second * 8 + n;
   }
-  __device__ int pitch() const { return 16 * (cells() + 1); }  // bytes of a position: an odd number of cells meets all banks
+  __device__ int pitch() const {
+    return 16 * (chunk_cells + 1);
+  }  // bytes of a position: an odd number of cells meets all banks
   // Residues that have products of their own, and what a product's weights are counted by.
   __device__ int residues_h() const { return h.stride / rows.joined_h; }
   __device__ int residues_w() const { return w.stride / rows.joined_w; }
   __device__ int rows_h() const { return rows.joined_h == 2 ? h.inputs() : h.kernel; }
   __device__ int rows_w() const { return rows.joined_w == 2 ? w.inputs() : w.kernel; }
-  __device__ int fragments() const { return rows_h() * rows_w() * (cells() / 2) * row_tiles() * PARTS * 32; }  // of a tap of d
-  __device__ int sum(int r_h, int r_w, int row_tile, int tile) const {
-    return ((r_h * residues_w() + r_w) * row_tiles() + row_tile) * tiles + tile;
-  }
+  __device__ int fragments() const { return rows_h() * rows_w() * (cells() / 2) * 32; }  // of a tap of d
+  __device__ int sum(int r_h, int r_w, int tile) const { return (r_h * residues_w() + r_w) * tiles + tile; }
 };
 
-// All inputs that the block's positions meet, from `first` on; zeros for what lies outside.
+// Cells from `first_cell` on of all inputs that the block's positions meet, from `first` on; zeros for what lies outside. A copy may land
+// later, before `cp_async_wait_all`.
 __device__ inline void load_window(unsigned char* window, const Shape& shape, const Problem& problem,
-                                   const View<const scalar_t>& input, int n, int group, const int (&first)[3]) {
-  const int positions = shape.window_d * shape.window_h * shape.window_w, cells = shape.cells();
+                                   const View<const scalar_t>& input, int n, int group, const int (&first)[3], int first_cell) {
+  const int positions = shape.window_d * shape.window_h * shape.window_w, cells = shape.chunk_cells;
   const bool whole = shape.channels % VECTOR == 0 && made_of_vectors(input, 1, VECTOR);  // cells lie in memory
-  const scalar_t* const corner = input.at(n, group * shape.channels, first[0], first[1], first[2]);
+  const int first_channel = first_cell * VECTOR, channels = shape.channels - first_channel;
+  const scalar_t* const corner = input.at(n, group * shape.channels + first_channel, first[0], first[1], first[2]);
   const int thread = static_cast<int>(threadIdx.x), each = whole ? cells : 1;  // threads for a position
-  int position = thread / each;
+  if (thread >= THREADS / each * each) return;
 #pragma unroll 1
-  for (; position < positions; position += THREADS / each) {
-    if (whole && thread >= THREADS / each * each) break;
+  for (int position = thread / each; position < positions; position += THREADS / each) {
     const int d = position / (shape.window_h * shape.window_w), h = position / shape.window_w % shape.window_h;
     const int w = position % shape.window_w;
     const bool inside = static_cast<unsigned>(first[0] + d) < static_cast<unsigned>(problem.input_size[0]) &&
@@ -245,20 +254,10 @@ __device__ inline void load_window(unsigned char* window, const Shape& shape, co
                         static_cast<unsigned>(first[2] + w) < static_cast<unsigned>(problem.input_size[2]);
     const scalar_t* from = corner + (d * input.stride[2] + h * input.stride[3] + w * input.stride[4]);
     unsigned char* const to = window + position * shape.pitch();
-    const auto store = [&](int cell, const Vector<VECTOR>& values) {
-      Cell own;
-      memcpy(&own, &values, sizeof own);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (SIZE == 4 && PARTS == 1) own.element[e] = nearest_tf32(__uint_as_float(own.element[e]));
-      }
-      *reinterpret_cast<Cell*>(to + cell * 16) = own;
-    };
     if (whole) {
-      const int cell = thread % each;
-      Vector<VECTOR> values{};
-      if (inside && cell * VECTOR < shape.channels) values = *reinterpret_cast<const Vector<VECTOR>*>(from + cell * VECTOR);
-      store(cell, values);
+      const int channel = thread % each * VECTOR;
+      const bool live = inside && channel < channels;
+      cp_async<16>(shared_address(to + thread % each * 16), live ? from + channel : input.data, live ? 16 : 0);
       continue;
     }
 #pragma unroll 2
@@ -266,37 +265,33 @@ __device__ inline void load_window(unsigned char* window, const Shape& shape, co
       Vector<VECTOR> values{};
 #pragma unroll
       for (int v = 0; v < VECTOR; ++v, from = advanced(from, input.stride[1] * SIZE)) {
-        if (inside && cell * VECTOR + v < shape.channels) values.element[v] = *from;
+        if (inside && cell * VECTOR + v < channels) values.element[v] = *from;
       }
-      store(cell, values);
+      *reinterpret_cast<Vector<VECTOR>*>(to + cell * 16) = values;
     }
   }
 }
 
-// All products of a unit with the taps of h and w in one plane. `row` is where this lane's row of matrices lies, for the farthest offsets.
+// All products of a chunk of channels of a unit with the taps of h and w in one plane. `row` is where this lane's row of matrices lies, for the farthest offsets.
 __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shape& shape, unsigned row,
-                                         const Fragment* fragments) {
+                                         const Fragment* fragments, int pairs) {
   const Taps &th = shape.h, &tw = shape.w;
-  const int pairs = shape.cells() / 2, next_tap = pairs * shape.row_tiles() * PARTS * 32;
+  const int next_tap = shape.cells() / 2 * 32;
 #pragma unroll 1
-  for (int pair = 0; pair < pairs; ++pair, row += 32, fragments += shape.row_tiles() * PARTS * 32) {
+  for (int pair = 0; pair < pairs; ++pair, row += 32, fragments += 32) {
 #pragma unroll
     for (int below_h = th.reach(); below_h >= th.nearest(); --below_h) {
       forget_memory();  // or the weights of all rows of taps are read before the first product, and spilled
 #pragma unroll
       for (int below_w = tw.reach(); below_w >= tw.nearest(); --below_w) {
-        unsigned b[MOST_TILES][2], rest[MOST_TILES][2];
+        unsigned b[MOST_TILES][2];
 #pragma unroll
-        for (int two = 0; two < shape.tiles / 2; ++two) {
-          unsigned both[4];
-          const int down = th.reach() - below_h + two * (shape.unit_w == 16 ? 1 : 2);
-          ldmatrix_x4(both, row + (down * shape.window_w + tw.reach() - below_w) * shape.pitch());
+        for (int two = 0; two < shape.tiles; two += 2) {
+          unsigned cells[4];
+          const int down = th.reach() - below_h + (shape.unit_w == 16 ? two / 2 : two);
+          ldmatrix_x4(cells, row + (down * shape.window_w + tw.reach() - below_w) * shape.pitch());
 #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            unsigned& own = b[two * 2 + k / 2][k % 2];
-            own = both[k];
-            if (PARTS == 2) split_tf32(__uint_as_float(both[k]), own, rest[two * 2 + k / 2][k % 2]);
-          }
+          for (int k = 0; k < 4; ++k) b[two + k / 2][k % 2] = SIZE == 4 ? nearest_tf32(__uint_as_float(cells[k])) : cells[k];
         }
 #pragma unroll
         for (int r = 0; r < shape.residues_h() * shape.residues_w(); ++r) {
@@ -304,26 +299,9 @@ __device__ __forceinline__ void multiply(float (&sums)[MOST_SUMS][4], const Shap
           const int at_h = shape.rows.joined_h == 2 ? below_h - th.nearest() : th.tap(below_h, r_h);
           const int at_w = shape.rows.joined_w == 2 ? below_w - tw.nearest() : tw.tap(below_w, r_w);
           if (at_h < 0 || at_w < 0) continue;
+          const Fragment weights = fragments[(at_h * shape.rows_w() + at_w) * next_tap];
 #pragma unroll
-          for (int m = 0; m < shape.row_tiles(); ++m) {
-            const Fragment* const own = fragments + (at_h * shape.rows_w() + at_w) * next_tap + m * PARTS * 32;
-            const Fragment high = own[0], low = own[(PARTS - 1) * 32];
-#pragma unroll
-            for (int t = 0; t < shape.tiles; ++t) {
-              float (&sum)[4] = sums[shape.sum(r_h, r_w, m, t)];
-              if (PARTS == 1) {
-                CONVT3D_MULTIPLY(sum, high.a, b[t][0], b[t][1]);
-              } else {
-                // Tensor cores cut off what they add, so a step begins at zero and is added here.
-                float part[4] = {};
-                CONVT3D_MULTIPLY(part, low.a, b[t][0], b[t][1]);
-                CONVT3D_MULTIPLY(part, high.a, rest[t][0], rest[t][1]);
-                CONVT3D_MULTIPLY(part, high.a, b[t][0], b[t][1]);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) sum[e] += part[e];
-              }
-            }
-          }
+          for (int t = 0; t < shape.tiles; ++t) CONVT3D_MULTIPLY(sums[shape.sum(r_h, r_w, t)], weights.a, b[t][0], b[t][1]);
         }
       }
     }
@@ -377,12 +355,12 @@ __device__ __forceinline__ void store_run(const float (&sums)[4], int run, const
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, PARTS == 2 ? 2 : RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convt3d_fprop_window_mma(const Problem problem, const View<const scalar_t> input, const View<const scalar_t> weight,
                              const Fragment* __restrict__ packed_weight, const scalar_t* __restrict__ bias,
-                             View<scalar_t> output, const int in_channels_per_group, const int halves, const int joined_h,
-                             const int joined_w, const int tiles, const int unit_w, const int window_d, const int window_h,
-                             const int window_w, const int boxes_d, const int boxes_h, const int boxes_w,
+                             View<scalar_t> output, const int in_channels_per_group, const int chunk_cells, const int halves,
+                             const int joined_h, const int joined_w, const int tiles, const int unit_w, const int window_d,
+                             const int window_h, const int window_w, const int boxes_d, const int boxes_h, const int boxes_w,
                              const int channel_tiles) {
   lay_out(problem, output, OUTPUT_LAYOUT ? SPECIALIZED(OUTPUT_LAYOUT, layout_of(problem, output)) : 0);
   extern __shared__ __align__(16) unsigned char shared[];
@@ -395,6 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PARTS == 2 ? 2 : RESIDENT)
                         SPECIALIZED(DILATION_W, problem.dilation[2]), SPECIALIZED(PADDING_W, problem.padding[2]), 1},
                        {SPECIALIZED(HALVES, halves), SPECIALIZED(JOINED_H, joined_h), SPECIALIZED(JOINED_W, joined_w)},
                        SPECIALIZED(IN_CHANNELS, in_channels_per_group),
+                       SPECIALIZED(CHUNK_CELLS, chunk_cells),
                        SPECIALIZED(TILES, tiles),
                        SPECIALIZED(UNIT_W, unit_w),
                        SPECIALIZED(WINDOW_D, window_d),
@@ -414,11 +393,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, PARTS == 2 ? 2 : RESIDENT)
   const int group = next(problem.groups), n = static_cast<int>(rest);
   const int origin[3] = {td.first() - td.reach() + first_d, th.first() - th.reach() + first_h,
                          tw.first() - tw.reach() + first_w};
-  load_window(shared, shape, problem, input, n, group, origin);
-  __syncthreads();
-
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const int out_channels = problem.out_channels / problem.groups, first_out = channel_tile * shape.row_tiles() * 16;
+  const int out_channels = problem.out_channels / problem.groups, first_out = channel_tile * 16;
   const int first_channel = group * out_channels + first_out;
   const Fragment* const fragments =
       packed_weight + (static_cast<index_t>(group) * channel_tiles + channel_tile) * td.kernel * shape.fragments() + lane;
@@ -440,33 +416,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, PARTS == 2 ? 2 : RESIDENT)
   }
   const Store store = STORE ? static_cast<Store>(SPECIALIZED(STORE, static_cast<int>(found))) : found;
   const bool transposes = SIZE == 2 && (store == Store::channel_vectors || store == Store::channels);
-  float start[MOST_ROW_TILES][2];  // of this lane's channels
+  float start[2];  // of this lane's rows of a product
 #pragma unroll
-  for (int i = 0; i < shape.row_tiles() * 2; ++i) {
-    const int co = i / 2 * 16 + shape.rows.channel(i % 2 * 8 + lane / 4);
-    start[i / 2][i % 2] = epilogue.start(first_channel + co, first_out + co < out_channels);
+  for (int half = 0; half < 2; ++half) {
+    const int co = shape.rows.channel(half * 8 + lane / 4);
+    start[half] = epilogue.start(first_channel + co, first_out + co < out_channels);
   }
   const bool joins_h = shape.rows.joined_h == 2, joins_w = shape.rows.joined_w == 2;
   bool spoilt = false;  // some sum was NaN
 
 #pragma unroll 1
-  for (int item = warp; item < shape.box_d() * shape.units_h() * shape.units_w() * td.stride; item += WARPS) {
+  for (int first_item = 0; first_item < shape.box_d() * shape.units_h() * shape.units_w() * td.stride; first_item += WARPS) {
+    const int item = first_item + warp;
     const int r_d = item % td.stride, unit = item / td.stride, w = unit % shape.units_w() * shape.unit_w;
     const int h = unit / shape.units_w() % shape.units_h() * shape.unit_h(), d = unit / shape.units_w() / shape.units_h();
     const int o_d = (first_d + d) * td.stride + r_d, o_h = (first_h + h) * th.stride, o_w = (first_w + w) * tw.stride;
-    if (o_d >= problem.output_size[0] || o_h >= problem.output_size[1] || o_w >= problem.output_size[2]) continue;
+    const bool live =
+        d < shape.box_d() && o_d < problem.output_size[0] && o_h < problem.output_size[1] && o_w < problem.output_size[2];
 
     float sums[MOST_SUMS][4];
-    const int all_sums = shape.residues_h() * shape.residues_w() * shape.row_tiles() * shape.tiles * 4;
+    const int all_sums = shape.residues_h() * shape.residues_w() * shape.tiles * 4;
 #pragma unroll
-    for (int i = 0; i < all_sums; ++i) sums[i / 4][i % 4] = start[i / 4 / shape.tiles % shape.row_tiles()][i % 4 / 2];
+    for (int i = 0; i < all_sums; ++i) sums[i / 4][i % 4] = start[i % 4 / 2];
 #pragma unroll 1
-    for (int below = td.reach(); below >= td.nearest(); --below) {
-      const int kd = td.tap(below, r_d), plane = d + td.reach() - below;
-      if (kd < 0) continue;
-      multiply(sums, shape, lanes_row + ((plane * shape.window_h + h) * shape.window_w + w) * shape.pitch(),
-               fragments + kd * shape.fragments());
+    for (int first_cell = 0; first_cell < shape.cells(); first_cell += shape.chunk_cells) {
+      if (shape.chunk_cells < shape.cells() || first_item == 0) {
+        if (first_item > 0 || first_cell > 0) __syncthreads();  // the chunk before has been read
+        load_window(shared, shape, problem, input, n, group, origin, first_cell);
+        cp_async_wait_all();
+        __syncthreads();
+      }
+      if (!live) continue;
+      const int pairs = min(shape.chunk_cells, shape.cells() - first_cell) / 2;
+#pragma unroll 1
+      for (int below = td.reach(); below >= td.nearest(); --below) {
+        const int kd = td.tap(below, r_d), plane = d + td.reach() - below;
+        if (kd < 0) continue;
+        multiply(sums, shape, lanes_row + ((plane * shape.window_h + h) * shape.window_w + w) * shape.pitch(),
+                 fragments + kd * shape.fragments() + first_cell / 2 * 32, pairs);
+      }
     }
+    if (!live) continue;
     if (joins_w) {
 #pragma unroll
       for (int i = 0; i < all_sums; ++i) spoilt = spoilt || sums[i / 4][i % 4] != sums[i / 4][i % 4];
@@ -475,7 +465,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PARTS == 2 ? 2 : RESIDENT)
     // The unit's rows of outputs follow one another. A lane may have every second one.
     const int own_row = !joins_h ? 0 : transposes ? lane % 4 / 2 : lane / 16, rows = problem.output_size[1] - o_h;
     const int own_w = o_w + shape.column(0, transposes ? lane / 4 : lane % 4 * 2) * tw.stride, of_row = shape.unit_w / 8;
-    const bool inside = o_w + shape.unit_w * tw.stride <= problem.output_size[2];
+    const bool whole = o_w + shape.unit_w * tw.stride <= problem.output_size[2];
     scalar_t* line = output.at(n, first_channel, o_d, o_h + own_row, own_w);
 #pragma unroll
     for (int i = 0; i < shape.unit_h() * shape.residues_h(); ++i) {
@@ -483,38 +473,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, PARTS == 2 ? 2 : RESIDENT)
       if (row >= rows) break;
       const int width = row + own_row < rows ? problem.output_size[2] - own_w : 0;
       if (transposes) {
+        const int co = joins_h ? lane % 2 * 2 : lane % 4 * of_lane, left = out_channels - first_out - co;
 #pragma unroll
-        for (int m = 0; m < shape.row_tiles(); ++m) {
-          const int co = joins_h ? lane % 2 * 2 : m * 16 + lane % 4 * of_lane, live = out_channels - first_out - co;
+        for (int at = 0; at < of_row * tw.stride; ++at) {
+          const int t = at / tw.stride, r_w = at % tw.stride;
+          const int behind = (shape.column(t, 0) - shape.column(0, 0)) * tw.stride + r_w;
+          const float (&sum)[4] = sums[shape.sum(r_h, joins_w ? 0 : r_w, first_tile + t)];
+          unsigned words[2];
 #pragma unroll
-          for (int at = 0; at < of_row * tw.stride; ++at) {
-            const int t = at / tw.stride, r_w = at % tw.stride;
-            const int behind = (shape.column(t, 0) - shape.column(0, 0)) * tw.stride + r_w;
-            const float (&sum)[4] = sums[shape.sum(r_h, joins_w ? 0 : r_w, m, first_tile + t)];
-            unsigned words[2];
+          for (int e = 0; e < of_lane / 2; ++e) {
+            const int first = joins_w ? r_w * 2 : e * 2;
+            words[e] = transposed_matrix(bits_of(epilogue.finish_pair(sum[first], sum[first + 1])));
+          }
+          scalar_t own[4];
+          memcpy(own, words, sizeof words);
+          scalar_t* const y = line + (co + behind * output.stride[4]);
+          if (store == Store::channel_vectors) {
+            if (behind < width && left > 0 && of_lane == 4) store_vector(y, own);
+            if (behind < width && left > 0 && of_lane == 2) *reinterpret_cast<unsigned*>(y) = words[0];
+          } else {
 #pragma unroll
-            for (int e = 0; e < of_lane / 2; ++e) {
-              const int first = joins_w ? r_w * 2 : e * 2;
-              words[e] = transposed_matrix(bits_of(epilogue.finish_pair(sum[first], sum[first + 1])));
-            }
-            scalar_t own[4];
-            memcpy(own, words, sizeof words);
-            scalar_t* const y = line + (co + behind * output.stride[4]);
-            if (store == Store::channel_vectors) {
-              if (behind < width && live > 0 && of_lane == 4) store_vector(y, own);
-              if (behind < width && live > 0 && of_lane == 2) *reinterpret_cast<unsigned*>(y) = words[0];
-            } else {
-#pragma unroll
-              for (int c = 0; c < of_lane; ++c) {
-                if (behind < width && c < live) y[c] = own[c];
-              }
+            for (int c = 0; c < of_lane; ++c) {
+              if (behind < width && c < left) y[c] = own[c];
             }
           }
         }
       } else {
 #pragma unroll
         for (int half = 0; half < (joins_w ? 1 : shape.rows.halves); ++half) {
-          const int co = half / 2 * 16 + shape.rows.channel(half % 2 * 8 + lane / 4);
+          const int co = shape.rows.channel(half * 8 + lane / 4);
           scalar_t* const of_channel = line + co * output.stride[1];
           const int there = first_out + co < out_channels ? width : 0;
 #pragma unroll
@@ -523,12 +510,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, PARTS == 2 ? 2 : RESIDENT)
 #pragma unroll
             for (int e = 0; e < shape.run(); ++e) {
               const int tile = first_tile + (shape.turns() ? e / 2 : t), r_w = e % tw.stride, column = e / tw.stride % 2;
-              run[e] = joins_w ? sums[shape.sum(r_h, 0, 0, tile)][r_w * 2 + column]
-                               : sums[shape.sum(r_h, r_w, half / 2, tile)][half % 2 * 2 + column];
+              run[e] = joins_w ? sums[shape.sum(r_h, 0, tile)][r_w * 2 + column]
+                               : sums[shape.sum(r_h, r_w, tile)][half * 2 + column];
             }
             const int behind = t * 8 * tw.stride;
             store_run(run, shape.run(), epilogue, of_channel + behind * output.stride[4], output.stride[4] * SIZE,
-                      there - behind, inside, store, lane);
+                      there - behind, whole, store, lane);
           }
         }
       }

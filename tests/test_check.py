@@ -363,7 +363,7 @@ class Asked:
         return lambda: Outcome(True)
 
 
-@pytest.mark.parametrize("name", ["fprop_gather", "fprop_grouped_mma", "dgrad_gather"])
+@pytest.mark.parametrize("name", ["fprop_gather", "fprop_window_mma", "dgrad_gather"])
 def test_larger_problems_have_nan_and_infinities_once_each_in_some_dtype(name: str) -> None:
     search = _Search(registry.kernel(name), "host", None, None, None, None)
     search.worker = asked = Asked(search.kernel)  # type: ignore[assignment]

@@ -219,11 +219,11 @@ TAILS = [
         ("fprop_implicit_gemm_simt", SIMT_TAILS),
         ("fprop_flattened_simt", FLATTENED_TAILS),
         ("fprop_grouped", GROUPED_TAILS),
-        ("fprop_grouped_mma", GROUPED_TAILS | WINDOW_TAILS),
+        ("fprop_window_mma", GROUPED_TAILS | WINDOW_TAILS | FEW_TAILS),
         ("fprop_depthwise", DEPTHWISE_TAILS),
         ("fprop_direct", DEPTHWISE_TAILS | FEW_TAILS | DIRECT_TAILS),
         ("fprop_toeplitz_mma", DEPTHWISE_TAILS | GROUPED_TAILS),
-        ("fprop_grouped_channels_last", DEPTHWISE_TAILS),
+        ("fprop_grouped_channels_last", DEPTHWISE_TAILS | GROUPED_TAILS),
         ("fprop_few_outputs", FEW_TAILS),
         ("fprop_patch", PATCH_TAILS),
     )
