@@ -113,6 +113,14 @@ def test_transposed_product(name: str, backend: str) -> None:
     np.testing.assert_array_equal(got, start + a.astype(np.float64) @ b.astype(np.float64))
 
 
+def test_transposed_pairs(backend: str) -> None:
+    """A lane has a pair of a row of 8 x 8 elements of 16 bits, and gets two of a column."""
+    matrix = np.arange(64, dtype=np.uint16).reshape(8, 8) * 257 + 1
+    body = "  reinterpret_cast<unsigned*>(output)[lane] = transposed_matrix(reinterpret_cast<const unsigned*>(input)[lane]);"
+    got = launch(backend, body, matrix.view(np.float32).ravel(), 32)
+    np.testing.assert_array_equal(got.view(np.uint16).reshape(8, 8), matrix.T)
+
+
 def test_tf32_ignores_low_bits(backend: str) -> None:
     a, b = np.zeros((16, 8), np.uint32), np.zeros((8, 8), np.float32)
     a[:, 0] = np.float32(1.0).view(np.uint32) + 0x1FFF

@@ -178,6 +178,7 @@ _MODES = {
     "n3_c9to2_i1x16x22_k1x2x3_s1x1x2_p0x0x1": (0, 1),  # all positions of a tile are read
     "n1_c1to1_i1x1x257_k1x1x3_s1x1x2_p0x0x1": (0,),  # one position more than a tile
     "n1_c1to1_i1x2x2_k1x1x2_s1x1x2_p0x0x1_op0x0x2_d1x1x3": (0,),  # outputs further out than any input reaches
+    "n1_c2to2_i4x1x1_k2x1x1_s2x1x1_op1x0x0_g2": (42, 0),  # planes behind the last input that are a block's by themselves, channels together
     "n2_c2to9_i2x3x5_k1_s2x2x1_bias": (0, 20, APART + 8, APART + 9),  # rows and planes without taps, in every layout
     "n1_c1to42_i1x2x2_k1_s1x2x1": (0,),  # rows without taps, of several tiles of channels that several warps share
     # three rows of taps or two, with columns that are the same in all classes; four taps or three in a row
