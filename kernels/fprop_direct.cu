@@ -135,6 +135,7 @@ shared_bytes = "shared_bytes"
 #include "convt3d/core/advanced.cuh"
 #include "convt3d/ptx/copy_async.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/digits.cuh"
 #include "convt3d/core/forget_memory.cuh"
 #include "convt3d/core/specialized.cuh"
 #include "convt3d/epilogue/store_vector.cuh"
@@ -384,12 +385,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 * WARPS / THREADS)
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
 
   // blockIdx.x = ((n * out_tiles + tile of output channels) * set_blocks + sets) * regions + region
-  unsigned rest = blockIdx.x;
-  const int region = static_cast<int>(rest % regions);
-  rest /= regions;
-  const int first_set = static_cast<int>(rest % set_blocks) * block_sets;
-  rest /= set_blocks;
-  const int first_out = static_cast<int>(rest % out_tiles) * shape.out_channels, n = static_cast<int>(rest / out_tiles);
+  Digits index{blockIdx.x};
+  const int region = index.next(regions), first_set = index.next(set_blocks) * block_sets;
+  const int first_out = index.next(out_tiles) * shape.out_channels, n = index.last();
   const int of_plane = regions_h * regions_w;
   const int first_d = region / of_plane * region_d, first_h = region % of_plane / regions_w * region_h * th.run;
   const int first_w = region % regions_w * region_w * tw.run;

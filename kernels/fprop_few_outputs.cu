@@ -93,6 +93,7 @@ shared_bytes = "shared_bytes"
 // neighbouring lanes store neighbouring outputs.
 #include "convt3d.cuh"
 #include "convt3d/core/advanced.cuh"
+#include "convt3d/core/digits.cuh"
 #include "convt3d/core/divisor.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
 #include "convt3d/core/forget_memory.cuh"
@@ -336,12 +337,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 * RESIDENT_WARPS / THRE
   const int positions = THREADS / all_parts, thread = static_cast<int>(threadIdx.x);
 
   // blockIdx.x = ((n * groups + group) * streams + stream) * stride_d + residue of d
-  unsigned rest = blockIdx.x;
-  const int residue = static_cast<int>(rest % problem.stride[0]);
-  rest /= problem.stride[0];
-  const int stream = static_cast<int>(rest % streams);
-  rest /= streams;
-  const int group = static_cast<int>(rest % problem.groups), n = static_cast<int>(rest / problem.groups);
+  Digits index{blockIdx.x};
+  const int residue = index.next(problem.stride[0]), stream = index.next(streams);
+  const int group = index.next(problem.groups), n = index.last();
   if (thread == 0) {
     const AxisClass d = axis_class(problem, 0, residue);
     bool channels = SPECIALIZED(FOURS, fours) && input.stride[1] == 1;

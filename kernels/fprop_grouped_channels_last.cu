@@ -107,6 +107,7 @@ shared_bytes = "4 * all_taps * pitch"
 // done, are stored, and the others move up. Else the planes of the output are done one after the other, and read again what they share.
 #include "convt3d.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/digits.cuh"
 #include "convt3d/core/forget_memory.cuh"
 #include "convt3d/core/specialized.cuh"
 #include "convt3d/core/taps.cuh"
@@ -415,14 +416,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Taps &th = shape.h, &tw = shape.w;
 
   // blockIdx.x = (((n * runs_d + run) * regions_h + region of h) * regions_w + region of w) * channel_blocks + channel block
-  unsigned rest = blockIdx.x;
-  const int first_channel = static_cast<int>(rest % channel_blocks) * block_channels;
-  rest /= channel_blocks;
-  const int first_column = static_cast<int>(rest % regions_w) * block_columns;
-  rest /= regions_w;
-  const int first_row = static_cast<int>(rest % regions_h) * block_rows;
-  rest /= regions_h;
-  const int number = static_cast<int>(rest % runs_d), n = static_cast<int>(rest / runs_d);
+  Digits index{blockIdx.x};
+  const int first_channel = index.next(channel_blocks) * block_channels, first_column = index.next(regions_w) * block_columns;
+  const int first_row = index.next(regions_h) * block_rows, number = index.next(runs_d), n = index.last();
   const int last_d = (problem.output_size[0] - 1 + problem.padding[0]) / problem.stride[0];
   Outputs own;
   own.n = n;

@@ -177,6 +177,7 @@ shared_bytes = "2048 + stages * stage_bytes + slabs * slab_bytes"
 #include "convt3d/core/cell.cuh"
 #include "convt3d/core/constant.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
+#include "convt3d/core/digits.cuh"
 #include "convt3d/core/forget_memory.cuh"
 #include "convt3d/core/integers.cuh"
 #include "convt3d/core/layout.cuh"
@@ -412,15 +413,11 @@ extern "C" __global__ void __launch_bounds__(LAID_THREADS)
 #pragma unroll 1
     for (int i = thread; i < zeros; i += LAID_THREADS) laid_out[i] = Cell{};
   }
-  unsigned rest = blockIdx.x;
-  const auto digit = [&rest](int size) {
-    const unsigned value = rest % static_cast<unsigned>(size);
-    rest /= static_cast<unsigned>(size);
-    return static_cast<int>(value);
-  };
-  const int first_row = digit(row_bands) * band_rows, first_tile = digit(tile_bands) * band_tiles,
-            plane = static_cast<int>(rest);
-  const int chunk = digit(chunks), group = digit(problem.groups), d = digit(problem.input_size[0]), n = static_cast<int>(rest);
+  Digits index{blockIdx.x};
+  const int first_row = index.next(row_bands) * band_rows, first_tile = index.next(tile_bands) * band_tiles,
+            plane = index.last();
+  const int chunk = index.next(chunks), group = index.next(problem.groups), d = index.next(problem.input_size[0]),
+            n = index.last();
   const int rows = min(band_rows, cells_h - first_row), tiles = min(band_tiles, tiles_w - first_tile);
   // What is read: whole runs of rows, from the first that this band reaches in the input.
   const int size_h = problem.input_size[1], size_w = problem.input_size[2], width = band_runs * VECTOR;
@@ -440,8 +437,8 @@ extern "C" __global__ void __launch_bounds__(LAID_THREADS)
   if (takes_rows(problem, input)) {
 #pragma unroll 1
     for (int item = thread; item < cells * read_rows * band_runs; item += LAID_THREADS) {
-      rest = static_cast<unsigned>(item);
-      const int w = digit(band_runs) * VECTOR, row = digit(read_rows), cell = static_cast<int>(rest);
+      Digits place{static_cast<unsigned>(item)};
+      const int w = place.next(band_runs) * VECTOR, row = place.next(read_rows), cell = place.last();
       turn_rows(source_at(cell, row, w), channel_bytes, live_at(cell, row, w),
                 [&](int i, const Cell& value) { kept[kept_at(cell * cell_pitch + row * width + w + i)] = value; });
     }
@@ -458,16 +455,16 @@ extern "C" __global__ void __launch_bounds__(LAID_THREADS)
   } else {
 #pragma unroll 1
     for (int item = thread; item < cells / 2 * read_rows * width; item += LAID_THREADS) {
-      rest = static_cast<unsigned>(item);
-      const int w = digit(width), row = digit(read_rows), cell = static_cast<int>(rest) * 2;
+      Digits place{static_cast<unsigned>(item)};
+      const int w = place.next(width), row = place.next(read_rows), cell = place.last() * 2;
       load_cells<2>(source_at(cell, row, w), channel_bytes, live_at(cell, row, w),
                     [&](int i, const Cell& value) { kept[kept_at((cell + i) * cell_pitch + row * width + w)] = value; });
     }
   }
   __syncthreads();  // all cells of the band are kept
   for (int item = thread; item < tiles * TILES_M * rows * rows_w; item += LAID_THREADS) {
-    rest = static_cast<unsigned>(item);
-    const int position = digit(rows_w), row = digit(rows), part = digit(TILES_M), tile = static_cast<int>(rest);
+    Digits place{static_cast<unsigned>(item)};
+    const int position = place.next(rows_w), row = place.next(rows), part = place.next(TILES_M), tile = place.last();
     const int w = first_w + (tile * 8 + position) * TILES_M + part, h = first_h + row;
     const bool inside =
         static_cast<unsigned>(h) < static_cast<unsigned>(size_h) && static_cast<unsigned>(w) < static_cast<unsigned>(size_w);

@@ -120,6 +120,7 @@ shared_bytes = "shared_bytes"
 // of a block is NaN, what is NaN among its outputs is computed anew, by the definition.
 #include "convt3d.cuh"
 #include "convt3d/core/advanced.cuh"
+#include "convt3d/core/digits.cuh"
 #include "convt3d/core/divisor.cuh"
 #include "convt3d/epilogue/epilogue.cuh"
 #include "convt3d/core/forget_memory.cuh"
@@ -514,21 +515,17 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_WARPS, RESIDENT_WARPS / 
 
   // blockIdx.x = (((n * group_blocks + group block) * runs_d + run of d) * parts_h + part of h) * parts_w + part of w. Where channels lie
   // together, so are the groups of a place.
-  unsigned rest = blockIdx.x;
-  const auto next = [&rest](int count) {
-    const unsigned index = rest % count;
-    rest /= count;
-    return static_cast<int>(index);
-  };
+  Digits index{blockIdx.x};
   const bool rows_lie_together = output.stride[4] == 1;
-  int first_group = rows_lie_together ? 0 : next(group_blocks) * block_groups;
-  const int q_w = next(parts_w) * shape.tiles * 8, q_h = next(parts_h) * rows_h, q_d = next(runs_d) * block_d * shape.planes;
-  if (rows_lie_together) first_group = next(group_blocks) * block_groups;
+  int first_group = rows_lie_together ? 0 : index.next(group_blocks) * block_groups;
+  const int q_w = index.next(parts_w) * shape.tiles * 8, q_h = index.next(parts_h) * rows_h,
+            q_d = index.next(runs_d) * block_d * shape.planes;
+  if (rows_lie_together) first_group = index.next(group_blocks) * block_groups;
   if (threadIdx.x == 0) {
     const int first_out = first_group * shape.outputs, outs = min(block_groups, problem.groups - first_group) * shape.outputs;
     const int d = q_d * shape.d.stride, w = q_w * shape.w.stride;
     const int steps = (problem.output_size[0] - d - 1) / (shape.planes * shape.d.stride) + 1;  // from there on
-    block = {static_cast<int>(rest),
+    block = {index.last(),
              first_out,
              outs,
              rows_lie_together ? vector_length(output, 4, 0) : vector_length(output, 1, first_out | outs | beside),

@@ -114,6 +114,7 @@ shared_bytes = "shared_bytes"
 // transposed by movmatrix, and a lane has 4 neighbouring channels.
 #include "convt3d.cuh"
 #include "convt3d/core/cell.cuh"
+#include "convt3d/core/digits.cuh"
 #include "convt3d/core/forget_memory.cuh"
 #include "convt3d/core/gathered.cuh"
 #include "convt3d/core/layout.cuh"
@@ -126,7 +127,7 @@ shared_bytes = "shared_bytes"
 #ifndef POSITIONS
 #define POSITIONS 256
 #endif
-// Blocks of a multiprocessor.
+// Blocks of a multiprocessor, as far as registers allow.
 #ifndef RESIDENT
 #define RESIDENT 4
 #endif
@@ -171,18 +172,13 @@ extern "C" __global__ void __launch_bounds__(128)
     convt3d_window_mma_pack(const Problem problem, const View<const scalar_t> weight, Fragment* __restrict__ packed_weight,
                             const int cells, const int halves, const int joined_h, const int joined_w, const int rows_h,
                             const int rows_w, const int channel_tiles, const int fragments) {
-  unsigned rest = blockIdx.x * 128 + threadIdx.x;
-  if (rest >= static_cast<unsigned>(fragments)) return;
-  const auto next = [&rest](int count) {
-    const unsigned index = rest % count;
-    rest /= count;
-    return static_cast<int>(index);
-  };
-  Fragment& to = packed_weight[rest];
+  Digits index{blockIdx.x * 128 + threadIdx.x};
+  if (index.rest >= static_cast<unsigned>(fragments)) return;
+  Fragment& to = packed_weight[index.rest];
   const int channels = problem.in_channels / problem.groups, out_channels = problem.out_channels / problem.groups;
-  const int lane = next(32), pair = next(cells / 2);
-  const int at_w = next(rows_w), at_h = next(rows_h), kd = next(problem.kernel_size[0]);
-  const int first_out = next(channel_tiles) * 16, group = static_cast<int>(rest);
+  const int lane = index.next(32), pair = index.next(cells / 2);
+  const int at_w = index.next(rows_w), at_h = index.next(rows_h), kd = index.next(problem.kernel_size[0]);
+  const int first_out = index.next(channel_tiles) * 16, group = index.last();
   const Rows rows = {halves, joined_h, joined_w};
   const Taps th = taps_of(problem, 1), tw = taps_of(problem, 2);
 #pragma unroll
@@ -223,9 +219,8 @@ struct Shape {
     const int second = tile % (unit_w / 8);
     return turns() ? n / 2 * 4 + second * 2 + n % 2 : second * 8 + n;
   }
-  __device__ int pitch() const {
-    return 16 * (chunk_cells + 1);
-  }  // bytes of a position: an odd number of cells meets all banks
+  // Bytes of a position: an odd number of cells, so that positions meet all banks.
+  __device__ int pitch() const { return 16 * (chunk_cells + 1); }
   // Residues that have products of their own, and what a product's weights are counted by.
   __device__ int residues_h() const { return h.stride / rows.joined_h; }
   __device__ int residues_w() const { return w.stride / rows.joined_w; }
@@ -382,15 +377,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const Taps &td = shape.d, &th = shape.h, &tw = shape.w;
 
   // blockIdx.x = ((((n * groups + group) * boxes_d + d) * boxes_h + h) * boxes_w + w) * channel_tiles + channel tile
-  unsigned rest = blockIdx.x;
-  const auto next = [&rest](int count) {
-    const unsigned index = rest % count;
-    rest /= count;
-    return static_cast<int>(index);
-  };
-  const int channel_tile = next(channel_tiles), first_w = next(boxes_w) * shape.units_w() * shape.unit_w;
-  const int first_h = next(boxes_h) * shape.units_h() * shape.unit_h(), first_d = next(boxes_d) * shape.box_d();
-  const int group = next(problem.groups), n = static_cast<int>(rest);
+  Digits index{blockIdx.x};
+  const int channel_tile = index.next(channel_tiles), first_w = index.next(boxes_w) * shape.units_w() * shape.unit_w;
+  const int first_h = index.next(boxes_h) * shape.units_h() * shape.unit_h(), first_d = index.next(boxes_d) * shape.box_d();
+  const int group = index.next(problem.groups), n = index.last();
   const int origin[3] = {td.first() - td.reach() + first_d, th.first() - th.reach() + first_h,
                          tw.first() - tw.reach() + first_w};
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;

@@ -303,6 +303,33 @@ def quotients_of(kernel: Kernel, backend: str) -> list[int]:
     return told(kernel, backend, len(DIVISORS) * len(NUMBERS), [*DIVISORS, *NUMBERS])
 
 
+RADICES = (3, 1, 7, 1 << 20)
+DIGITS = around(
+    "core/digits",
+    f"""for (int i = thread; i < {len(NUMBERS)}; i += 32) {{
+    Digits index{{static_cast<unsigned>(given[{len(RADICES)} + i])}};
+    for (int k = 0; k < {len(RADICES)}; ++k) told[{len(RADICES) + 1} * i + k] = index.next(given[k]);
+    told[{len(RADICES) + 1} * i + {len(RADICES)}] = index.last();
+  }}""",
+)
+
+
+def digits_are_right(kernel: Kernel, backend: str) -> bool:
+    """Whether the digits of all numbers, the lowest first, and what they leave make the numbers again, each below its radix."""
+    found = np.reshape(told(kernel, backend, len(NUMBERS) * (len(RADICES) + 1), [*RADICES, *NUMBERS]), (len(NUMBERS), -1))
+    values = np.cumprod([1, *RADICES], dtype=np.int64)
+    return bool((found[:, :-1] < RADICES).all() and (found.astype(np.int64) @ values == NUMBERS).all())
+
+
+def test_digits_make_the_number(backend: str) -> None:
+    assert digits_are_right(DIGITS, backend)
+
+
+@broken(("rest % count;", "rest % (count + 1);"), ("rest /= count;", "rest /= count + 1;"), ("static_cast<int>(rest); }", "0; }"))
+def test_broken_digits_are_seen(right: str, wrong: str) -> None:
+    assert not digits_are_right(mistaken(DIGITS, right, wrong), "host")
+
+
 def test_quotients_are_those_of_a_division(backend: str) -> None:
     assert quotients_of(QUOTIENTS, backend) == [n // value for value in DIVISORS for n in NUMBERS]
 
