@@ -38,7 +38,6 @@ _MOST_MULTIPLY_ADDS, _MOST_ELEMENTS, _MOST_THREADS = 400_000, 2**15, 2**14
 _BEGIN = (
     *("n1_c2to2_i1x1x2_k1x1x16_p0x0x5", "n1_c1to1_i1x2x1_k1x12x1_s1x2x1_p0x4x0", "n1_c3to1_i2x1x1_k16x1x1_s2x1x1_p7x0x0"),
     *("n2_c1to2_i1x3x5_k1x4x8_s1x2x2_p0x2x3_op0x1x0", "n1_c1to3_i1x1x3_k1x1x5_p0x0x8_d1x1x5", "n1_c2to1_i2_k4x5x8_p2x2x3"),
-    "n1_c2to4_i2_k5x8x8_p2x2x3_g2",
 )
 _NOTE = "note_"
 _AXES = ("input_size", "kernel_size", "stride", "padding", "output_padding", "dilation")

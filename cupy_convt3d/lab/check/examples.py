@@ -178,7 +178,6 @@ _MODES = {
     "n3_c9to2_i1x16x22_k1x2x3_s1x1x2_p0x0x1": (0, 1),  # all positions of a tile are read
     "n1_c1to1_i1x1x257_k1x1x3_s1x1x2_p0x0x1": (0,),  # one position more than a tile
     "n1_c1to1_i1x2x2_k1x1x2_s1x1x2_p0x0x1_op0x0x2_d1x1x3": (0,),  # outputs further out than any input reaches
-    "n1_c2to2_i4x1x1_k2x1x1_s2x1x1_op1x0x0_g2": (42, 0),  # planes behind the last input that are a block's by themselves, channels together
     "n2_c2to9_i2x3x5_k1_s2x2x1_bias": (0, 20, APART + 8, APART + 9),  # rows and planes without taps, in every layout
     "n1_c1to42_i1x2x2_k1_s1x2x1": (0,),  # rows without taps, of several tiles of channels that several warps share
     # three rows of taps or two, with columns that are the same in all classes; four taps or three in a row
@@ -265,6 +264,8 @@ _MODES = {
     "n1_c1to9_i1x3x4_k1x2x2_s1x4x3_p0x0x1_d1x2x3": (0,),
     "n1_c1to200_i1x1x3_k1x1x3_s1x1x2": (2,),
 }
+# What is loaded ahead where there is nothing, channels together; and more taps than a thread's work is unrolled for.
+_SEARCHED_MODES = {"n1_c2to2_i4x1x1_k2x1x1_s2x1x1_op1x0x0_g2": 42, "n1_c2to4_i2_k5x8x8_p2x2x3_g2": 0}
 _LOW_GRID = 2  # blocks in place of a number that a launch's grid is cut to
 # A limit above the shipped one: a tile then has more columns than a block that packs weights has threads.
 _HIGH_LIMITS = {"COLUMNS": 256}
@@ -458,8 +459,9 @@ def layouts(kernel: Kernel, dtype: str, refused: Refused = lambda _: None) -> li
 
 
 def modes(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
-    """Return problems of modes that the kernel can do, each with one seed."""
-    fits = ((fitting(kernel, Problem.parse(name), dtype), seeds[0]) for name, seeds in _MODES.items())
+    """Return problems of modes that the kernel can do, each with one seed, and such that values to search make modes of their own."""
+    seeds = {**{name: seeds[0] for name, seeds in _MODES.items()}, **_SEARCHED_MODES}
+    fits = ((fitting(kernel, Problem.parse(name), dtype), seed) for name, seed in seeds.items())
     return list({fit: (fit, seed) for fit, seed in fits if fit is not None}.values())
 
 
