@@ -104,7 +104,7 @@ def test_a_size_that_32_bits_make_negative_is_found_in_the_first_blocks() -> Non
 
 def test_a_32_bit_step_between_planes_of_channels_that_lie_together_is_found() -> None:
     source = kernel("fprop_grouped_channels_last").source
-    narrow = Kernel.from_source(source.replace("place.first + d * input.stride[2]", "place.first + d * int(input.stride[2])"), "narrow")
+    narrow = Kernel.from_source(source.replace("channel + d * input.stride[2]", "channel + d * int(input.stride[2])"), "narrow")
     assert narrow.source != source
     problem = fitting(narrow, apart_problem(), "fp32")
     assert problem is not None
