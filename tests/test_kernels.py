@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -125,6 +126,23 @@ def test_where_peers_failed(name: str, peer: str, device: Backend) -> None:
     problem = Problem.parse(PEERS[peer])
     outcome = verify(device, kernels()[name], problem, "fp32", "exact", seed=2)
     assert outcome.ok, outcome.message
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", ["n1_c1to1_i1x4x16_k1x1x3_s1x1x2_p0x0x1", "n1_c9to3_i1x2x9_k1x3x3_s1x2x2_p0x1x1", "n1_c1to5_i2x1x5_k3_s2_p1"])
+def test_one_input_that_is_not_finite_is_noticed_wherever_it_lies(name: str, dtype: str) -> None:
+    """In whichever tile of a warp: sums that zero weights made NaN are computed anew where any lane saw one."""
+    problem, kernel = Problem.parse(name), kernels()["fprop_window_mma"]
+    generator = np.random.default_rng(0)
+    element = np.float32 if dtype == "tf32" else ml_dtypes.bfloat16
+    tensors = {n: generator.integers(1, 4, problem.shapes("fprop")[0][n]).astype(element) for n in ("input", "weight")}
+    geometry = {"stride": problem.stride, "padding": problem.padding, "algorithm": kernel, "backend": "host", "fp32_precision": "tf32"}
+    for place in np.ndindex(*problem.input_size):
+        spoilt = {**tensors, "input": tensors["input"].copy()}
+        spoilt["input"][(0, -1, *place)] = np.inf
+        wanted = reference.fprop(problem, **{n: one.astype(np.float32) for n, one in spoilt.items()})
+        got = ct.conv_transpose3d(*spoilt.values(), **geometry)
+        np.testing.assert_array_equal(got.astype(np.float32), wanted, f"infinity at {place}")
 
 
 @pytest.mark.parametrize("voxels", [127, 128, 129, 255, 256, 257])
