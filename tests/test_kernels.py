@@ -129,7 +129,9 @@ def test_where_peers_failed(name: str, peer: str, device: Backend) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["tf32", "bf16"])
-@pytest.mark.parametrize("name", ["n1_c1to1_i1x4x16_k1x1x3_s1x1x2_p0x0x1", "n1_c9to3_i1x2x9_k1x3x3_s1x2x2_p0x1x1", "n1_c1to5_i2x1x5_k3_s2_p1"])
+@pytest.mark.parametrize(
+    "name", ["n1_c1to1_i1x4x16_k1x1x3_s1x1x2_p0x0x1", "n1_c9to3_i1x2x9_k1x3x3_s1x2x2_p0x1x1", "n1_c1to5_i2x1x5_k3_s2_p1"]
+)
 def test_one_input_that_is_not_finite_is_noticed_wherever_it_lies(name: str, dtype: str) -> None:
     """In whichever tile of a warp: sums that zero weights made NaN are computed anew where any lane saw one."""
     problem, kernel = Problem.parse(name), kernels()["fprop_window_mma"]
