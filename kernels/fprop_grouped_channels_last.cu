@@ -95,7 +95,7 @@ shared_bytes = "4 * all_taps * pitch"
 */
 // Depthwise layers and small groups where channels lie together in memory; right for any layout.
 // Memory is the bound, or for kernels of 5 and 7 the multiply-adds: what counts is that inputs come from memory once and are read
-// from L1 seldom, in whole vectors.
+// from L1 seldom, in whole vectors. Input channels of a group come one after the other, each with a window of its own.
 //
 // Neighbouring lanes have neighbouring vectors of channels, then neighbouring tiles: a thread owns a few channels and neighbouring q of h
 // and w with all their residues (o = q*stride + r). Its window of inputs goes into registers once for each plane, and each weight, read

@@ -337,6 +337,9 @@ TOGETHER = {
     "no tap": ["n1_c2to2_i3_k1_s2_g2_bias", "n1_c4to4_i3_k1x2x1_s3x4x4_g4_bias", "n1_c4to4_i4_k3_s2_d2_g4_bias"],
     "dilation": [f"n1_c4to4_i6x5x9_k3_s{s}_p{p}_d{d}_g4" for s, d in ((1, 2), (2, 3), (3, 2), (4, 3)) for p in (0, 2)],
     "output padding": ["n2_c4to4_i3_k3_s2_p1_op1_g4", "n1_c4to4_i3_k2_s3_p1_op2_g4_bias"],
+    "small groups": [
+        f"n2_c{2 * c}to{2 * o}_i3x4x5_k3_s2_p1_g2_bias" for c, o in ((2, 1), (2, 2), (3, 3), (1, 5), (4, 8), (8, 6), (32, 32))
+    ],
 }
 
 

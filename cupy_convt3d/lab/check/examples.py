@@ -460,7 +460,7 @@ def layouts(kernel: Kernel, dtype: str, refused: Refused = lambda _: None) -> li
 
 def modes(kernel: Kernel, dtype: str) -> list[tuple[Problem, int]]:
     """Return problems of modes that the kernel can do, each with one seed, and such that values to search make modes of their own."""
-    seeds = {**{name: seeds[0] for name, seeds in _MODES.items()}, **_SEARCHED_MODES}
+    seeds = {name: first for name, (first, *_) in _MODES.items()} | _SEARCHED_MODES
     fits = ((fitting(kernel, Problem.parse(name), dtype), seed) for name, seed in seeds.items())
     return list({fit: (fit, seed) for fit, seed in fits if fit is not None}.values())
 
